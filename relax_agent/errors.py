@@ -1,0 +1,197 @@
+"""Every error that Relax Agent raises on purpose.
+
+    RelaxError
+    ├── ConfigError            a recipe, a flag or a path is wrong; nothing was started
+    │   ├── UnknownKeyError    a key that does not exist; names the nearest one that does
+    │   └── ResumeError        a checkpoint that does not belong to this run
+    ├── MissingExtraError      an optional dependency is not installed; names the pip install
+    ├── EnvError               an environment broke its contract or raised
+    │   ├── ResetNeeded        step() before reset(), or after the episode's end
+    │   ├── InvalidAction      the action is not an AssistantMessage
+    │   └── UnknownEnv         no environment is registered under that id
+    ├── ToolError              a tool call failed; carries a kind (see ToolErrorKind)
+    │   └── ToolDeclarationError   a function cannot be declared as a tool
+    ├── RenderError            messages cannot become tokens, or tokens messages
+    │   └── PromptTooLong      the prompt does not fit the stated budget
+    ├── EpisodeError           an invariant of the token log is broken; names it
+    ├── EngineError            an inference engine failed
+    │   ├── EngineUnavailable  cannot be reached, or ended
+    │   ├── EngineRejected     answered with an error to this request
+    │   └── MissingLogprobs    answered without the log-probs that training needs
+    ├── QueueError             the trajectory queue cannot do what was asked
+    │   ├── NoData             nothing arrived within the time limit
+    │   ├── ProducerFailed     whoever fills the queue has died; carries the cause
+    │   └── LeaseLost          the lease ran out or was never given
+    ├── TrainerError           a training step cannot be done
+    │   ├── BatchError         the batch is malformed; no weight was changed
+    │   └── RouteError         routed experts do not fit the model or the tokens
+    ├── WeightSyncError        new weights did not reach an engine
+    ├── ChildDied              a process of this run ended by itself; carries its exit code
+    ├── StorageError           a file cannot be written or read (full disk, permissions)
+    └── RunFailed              a run that ended without doing its job
+
+Each message says what happened, why, and what to do, in one line; ``hint`` is the last part.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RelaxError(Exception):
+    """The root of the tree. ``str(error)`` is one line: what happened, why, and what to do."""
+
+    exit_code = 1
+    """What the command line exits with when this error ends it."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message} → {self.hint}"
+
+
+class ConfigError(RelaxError):
+    """A recipe, a flag or a path is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class UnknownKeyError(ConfigError):
+    """A key that does not exist in a recipe."""
+
+
+class ResumeError(ConfigError):
+    """A checkpoint that does not belong to this run."""
+
+
+class MissingExtraError(RelaxError):
+    """An optional dependency is not installed."""
+
+    exit_code = 2
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed", hint=f"pip install 'relax-agent[{extra}]'")
+
+
+class EnvError(RelaxError):
+    """An environment broke its contract or raised."""
+
+
+class ResetNeeded(EnvError):
+    """``step()`` was called before ``reset()`` or after the episode's end."""
+
+
+class InvalidAction(EnvError):
+    """The action is not an AssistantMessage."""
+
+
+class UnknownEnv(EnvError):
+    """No environment is registered under that id."""
+
+    exit_code = 2
+
+
+class ToolErrorKind(StrEnum):
+    """Why a tool call failed, in the terms that a caller can act on."""
+
+    INVALID_ARGUMENTS = "invalid_arguments"
+    NOT_FOUND = "not_found"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    TOO_LARGE = "too_large"
+    DENIED = "denied"
+    UNAVAILABLE = "unavailable"
+
+
+class ToolError(RelaxError):
+    """A tool call failed. A tool may raise it itself to choose the kind and the words."""
+
+    def __init__(
+        self, message: str, *, kind: ToolErrorKind = ToolErrorKind.CRASHED, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class ToolDeclarationError(ToolError):
+    """A function cannot be declared as a tool."""
+
+
+class RenderError(RelaxError):
+    """Messages cannot become tokens, or tokens messages."""
+
+
+class PromptTooLong(RenderError):
+    """The prompt does not fit the stated budget."""
+
+
+class EpisodeError(RelaxError):
+    """An invariant of the token log is broken."""
+
+
+class EngineError(RelaxError):
+    """An inference engine failed."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine cannot be reached, or its process has ended."""
+
+
+class EngineRejected(EngineError):
+    """The engine answered this request with an error."""
+
+
+class MissingLogprobs(EngineError):
+    """The engine answered without the log-probs that training needs."""
+
+
+class QueueError(RelaxError):
+    """The trajectory queue cannot do what was asked."""
+
+
+class NoData(QueueError):
+    """Nothing arrived within the time limit."""
+
+
+class ProducerFailed(QueueError):
+    """Whoever fills the queue has died; ``__cause__`` or the message says why."""
+
+
+class LeaseLost(QueueError):
+    """The lease ran out or was never given."""
+
+
+class TrainerError(RelaxError):
+    """A training step cannot be done."""
+
+
+class BatchError(TrainerError):
+    """The batch is malformed; no weight was changed."""
+
+
+class RouteError(TrainerError):
+    """Routed experts do not fit the model or the tokens; no weight was changed."""
+
+
+class WeightSyncError(RelaxError):
+    """New weights did not reach an engine."""
+
+
+class ChildDied(RelaxError):
+    """A process of this run ended by itself."""
+
+    def __init__(self, name: str, exit_code: int | None, *, hint: str | None = None) -> None:
+        super().__init__(f"{name} ended by itself with exit code {exit_code}", hint=hint)
+        self.name = name
+        self.child_exit_code = exit_code
+
+
+class StorageError(RelaxError):
+    """A file cannot be written or read."""
+
+
+class RunFailed(RelaxError):
+    """A run ended without doing its job."""
