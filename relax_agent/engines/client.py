@@ -1,0 +1,284 @@
+"""The client of SGLang's native HTTP protocol, for real SGLang and for engines that speak it.
+
+One pooled session serves one engine. Every call has a time limit. The budget of ``generate``
+stands still while this client has paused the engine: a weight update must not eat the time of
+the requests that wait for it. Errors come out as those of :mod:`relax_agent.errors`, with the
+engine's address and its own words: a refusal is ``EngineRejected``, no usable answer is
+``EngineUnavailable``. A pooled socket that the server closed while idle is retried once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+
+from relax_agent.engines.protocol import GenerateRequest, GenerateResult, PauseMode
+from relax_agent.engines.wire import (
+    RouteShape,
+    decode_result,
+    encode_request,
+    parse_version,
+    read_route_shape,
+)
+from relax_agent.errors import EngineError, EngineRejected, EngineUnavailable
+
+_T = TypeVar("_T")
+
+_CONNECT_S = 10.0
+_KEEPALIVE_S = 3.0
+"""Shorter than the 5 s of uvicorn, so the server rarely closes a socket that we reuse."""
+
+
+class _RunningClock:
+    """Seconds that pass while the engine is not paused."""
+
+    def __init__(self) -> None:
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+
+    def now(self) -> float:
+        """Return running seconds since an arbitrary start."""
+        at = time.monotonic() if self._paused_at is None else self._paused_at
+        return at - self._paused_s
+
+    def stop(self) -> None:
+        """Stand still."""
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+
+    def start(self) -> None:
+        """Go on."""
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+
+
+class EngineClient:
+    """An :class:`~relax_agent.engines.protocol.Engine` behind an HTTP address."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        name: str | None = None,
+        route_shape: RouteShape | None = None,
+        generate_timeout_s: float = 600.0,
+        control_timeout_s: float = 60.0,
+        connections: int = 256,
+    ) -> None:
+        """Remember the address; nothing is sent yet.
+
+        Args:
+            url: Address such as ``http://127.0.0.1:30000``.
+            token: Sent as bearer token.
+            name: What errors call this engine; its address if None.
+            route_shape: Shape of routed experts; read from the served model's folder if None.
+            generate_timeout_s: Running time of one request; paused time does not count.
+            control_timeout_s: Time of every other call.
+            connections: Upper limit of sockets at a time.
+        """
+        self.url = url.rstrip("/")
+        self._name = name or self.url
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._route_shape = route_shape
+        self._shape_known = route_shape is not None
+        self._generate_timeout_s = generate_timeout_s
+        self._control_timeout_s = control_timeout_s
+        self._connections = connections
+        self._clock = _RunningClock()
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        """What errors and logs call this engine."""
+        return self._name
+
+    async def __aenter__(self) -> EngineClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all sockets; the engine itself goes on. May be called again."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample one answer.
+
+        Raises:
+            EngineRejected: if the request is wrong, for example longer than the context.
+            EngineUnavailable: if no answer came within the time limit, or none at all.
+            MissingLogprobs: if the answer lacks log-probs.
+        """
+        shape = await self._shape() if request.return_routes else None
+        body = await self._within_budget(
+            self._call("POST", "/generate", payload=encode_request(request), timeout_s=None),
+            request.rid,
+        )
+        return decode_result(body, request, shape, self._name)
+
+    async def pause(self, mode: PauseMode = "retract") -> None:
+        """Stop sampling; the time budget of running requests stands still."""
+        await self._post("/pause_generation", {"mode": mode})
+        self._clock.stop()
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        await self._post("/continue_generation", {})
+        self._clock.start()
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all of them with None."""
+        await self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes; refused while requests hold them."""
+        await self._post("/flush_cache", {})
+
+    async def begin_weight_update(self) -> None:
+        """Open a session of weight updates."""
+        await self._post("/begin_weight_update", {})
+
+    async def update_weights_from_disk(self, path: str, version: int) -> None:
+        """Load all weights from a folder that the engine can read."""
+        # Flushing is a call of its own: with live requests under an in_place pause SGLang would
+        # load the weights and still answer that it failed.
+        payload = {"model_path": path, "weight_version": str(version), "flush_cache": False}
+        await self._post("/update_weights_from_disk", payload)
+
+    async def update_weights_from_tensor(self, bucket: bytes, version: int) -> None:
+        """Send some weights as one safetensors file (embedded engine only)."""
+        path = f"/update_weights_from_tensor?weight_version={quote(str(version))}"
+        await self._call("POST", path, data=bucket, timeout_s=self._control_timeout_s)
+
+    async def end_weight_update(self) -> None:
+        """Close the session of weight updates."""
+        await self._post("/end_weight_update", {})
+
+    async def health(self) -> bool:
+        """Return whether the engine answers and can serve."""
+        try:
+            await self._call("GET", "/health", timeout_s=min(10.0, self._control_timeout_s))
+        except EngineError:
+            return False
+        return True
+
+    async def model_info(self) -> dict[str, Any]:
+        """Return what is served."""
+        return await self._call("GET", "/model_info", timeout_s=self._control_timeout_s)
+
+    async def server_info(self) -> dict[str, Any]:
+        """Return the engine's own settings and load."""
+        return await self._call("GET", "/server_info", timeout_s=self._control_timeout_s)
+
+    async def weight_version(self) -> int:
+        """Return the version of the weights that the engine serves."""
+        return parse_version((await self.model_info()).get("weight_version"))
+
+    async def _shape(self) -> RouteShape | None:
+        if not self._shape_known:
+            folder = (await self.model_info())["model_path"]
+            self._route_shape = await asyncio.to_thread(read_route_shape, folder)
+            self._shape_known = True
+        return self._route_shape
+
+    async def _within_budget(self, call: Coroutine[Any, Any, _T], rid: str) -> _T:
+        """Await ``call``, counting only the time during which the engine is not paused."""
+        end = self._clock.now() + self._generate_timeout_s
+        task = asyncio.ensure_future(call)
+        try:
+            while not task.done():
+                left = end - self._clock.now()
+                if left <= 0:
+                    raise EngineUnavailable(
+                        f"{self._name} did not answer request {rid} "
+                        f"within {self._generate_timeout_s:g} s"
+                    )
+                await asyncio.wait({task}, timeout=left + 0.001)
+        finally:
+            if not task.done():  # closing the socket makes the engine drop the request
+                task.cancel()
+                await asyncio.wait({task})
+        return task.result()
+
+    async def _post(self, path: str, payload: dict[str, Any]) -> dict[str, Any]:
+        return await self._call("POST", path, payload=payload, timeout_s=self._control_timeout_s)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        timeout_s: float | None,
+        payload: dict[str, Any] | None = None,
+        data: bytes | None = None,
+    ) -> dict[str, Any]:
+        options: dict[str, Any] = {
+            "headers": self._headers,
+            "timeout": aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+        }
+        if data is not None:
+            options["data"] = data
+        elif payload is not None:
+            options["json"] = payload
+        try:
+            try:
+                return await self._send(method, path, options)
+            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                return await self._send(method, path, options)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            detail = str(error) or type(error).__name__
+            where = path.split("?")[0]
+            raise EngineUnavailable(f"{self._name} gave no answer to {where}: {detail}") from error
+
+    async def _send(self, method: str, path: str, options: dict[str, Any]) -> dict[str, Any]:
+        async with self._open().request(method, self.url + path, **options) as response:
+            return self._read(path, response.status, await response.read())
+
+    def _read(self, path: str, status: int, raw: bytes) -> dict[str, Any]:
+        """Turn a response into its JSON object (empty for plain text) or an error of the tree."""
+        try:
+            body = json.loads(raw) if raw else {}
+        except ValueError:
+            body = {"message": raw.decode(errors="replace").strip()}
+        body = body if isinstance(body, dict) else {}
+        where = path.split("?")[0]
+        if status >= 500:
+            raise EngineUnavailable(
+                f"{self._name} failed at {where} with HTTP {status}: {_reason(body, raw)}"
+            )
+        if status >= 400 or body.get("success") is False:
+            raise EngineRejected(f"{self._name} refused {where}: {_reason(body, raw)}")
+        return body
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._connections, keepalive_timeout=_KEEPALIVE_S
+            )
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+
+def _reason(body: dict[str, Any], raw: bytes) -> str:
+    """Find the engine's own words in any of the shapes that SGLang uses for errors."""
+    error = body.get("error", body.get("message", body.get("detail")))
+    if isinstance(error, dict):
+        error = error.get("message", error)
+    return str(error) if error else raw.decode(errors="replace").strip()[:500] or "no reason given"
