@@ -1,0 +1,238 @@
+"""The recipe: one YAML file that says everything about a run.
+
+Each part of the system declares its own settings; :class:`Recipe` puts them together. The file is
+read, ``--set a.b=c`` changes are laid over it, and the whole is validated at once, before anything
+is started. A key that does not exist is an error that names the nearest one that does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from relax_agent.engines.settings import EngineSettings
+from relax_agent.errors import ConfigError, UnknownKeyError
+from relax_agent.models.settings import ModelSettings
+from relax_agent.queue.settings import QueueSettings
+from relax_agent.rendering import RendererSettings
+from relax_agent.rollout.settings import RolloutSettings
+from relax_agent.trainers.algorithms import AlgorithmSettings
+from relax_agent.trainers.settings import TrainerSettings
+from relax_agent.weights import WeightsSettings
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EnvSettings(_Settings):
+    """Which environment the run is about."""
+
+    id: str
+    """A registered id, e.g. ``relax/Calculator-v0``."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    modules: list[str] = Field(default_factory=list)
+    """Modules to import first, so that they register their environments."""
+
+
+class ToolsSettings(_Settings):
+    """Where the environment's tools run."""
+
+    serve: str | None = None
+    """A module of tools that the run serves over HTTP in a process of its own."""
+    url: str | None = None
+    """A tool server that already runs somewhere; its tools replace the environment's."""
+    token_env: str | None = None
+    """Name of the variable that holds the bearer token for ``url``."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ToolsSettings:
+        if self.serve and self.url:
+            raise ValueError("give either tools.serve or tools.url, not both")
+        return self
+
+
+class CheckpointSettings(_Settings):
+    """When the run saves itself."""
+
+    every: int = Field(default=20, ge=1)
+    """Steps between checkpoints; the last step always makes one."""
+    keep: int = Field(default=2, ge=1)
+    """How many checkpoints stay on disk."""
+
+
+class EvalSettings(_Settings):
+    """Greedy evaluation on held-out tasks, before and after training."""
+
+    tasks: int = Field(default=512, ge=1)
+    """How many held-out tasks."""
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations in between; 0 means only at the start and at the end."""
+
+
+class GoalSettings(_Settings):
+    """What the run must reach; a run that misses it ends with an exit status other than 0."""
+
+    success_last: float | None = None
+    """Least mean sampled success of the last 10 steps."""
+    success_rise: float | None = None
+    """Least rise of that over the mean of the first 3 steps."""
+    greedy_rise: float | None = None
+    """Least rise of greedy success on held-out tasks over the start."""
+    routes_replayed: float = 0.99
+    """Least share of routed choices that the trainer replayed (only where replay is on)."""
+
+
+class Recipe(_Settings):
+    """A whole run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The run's folder is ``<runs>/<name>``."""
+    runs: Path = Path("runs")
+    """Where run folders are made."""
+    seed: int = 0
+    """Fixes tasks, model and sampling."""
+    steps: int = Field(default=60, ge=1)
+    """Optimizer steps of reinforcement learning."""
+    model: ModelSettings
+    renderer: RendererSettings = Field(default_factory=RendererSettings)
+    env: EnvSettings
+    tools: ToolsSettings = Field(default_factory=ToolsSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    queue: QueueSettings = Field(default_factory=QueueSettings)
+    algorithm: AlgorithmSettings
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    weights: WeightsSettings = Field(default_factory=WeightsSettings)
+    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    eval: EvalSettings = Field(default_factory=EvalSettings)
+    goal: GoalSettings = Field(default_factory=GoalSettings)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Recipe:
+        if self.engine.kind == "sglang" and self.weights.kind == "tensor":
+            raise ValueError(
+                "weights.kind=tensor sends safetensors, which only the embedded engine takes;"
+                " use weights.kind=disk with engine.kind=sglang"
+            )
+        return self
+
+    def fingerprint(self) -> str:
+        """Return a hash of what a checkpoint depends on; places and lengths do not count."""
+        data = self.model_dump(
+            mode="json", exclude={"runs", "steps", "checkpoint", "eval", "goal", "engine", "tools"}
+        )
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and lay ``a.b=value`` overrides over it (values are YAML).
+
+    Raises:
+        ConfigError: the file is missing or not YAML, or a value does not fit.
+        UnknownKeyError: a key does not exist; the message names the nearest one.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no recipe at {path}", hint="give the path of a YAML file"
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {_one_line(error)}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no mapping", hint="a recipe is a mapping of settings")
+    for override in overrides:
+        _lay_over(data, override)
+    return parse_recipe(data, str(path))
+
+
+def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
+    """Validate plain data as a recipe; see :func:`load_recipe` for the errors."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """Return the whole resolved recipe as YAML."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _lay_over(data: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(
+            f"--set {override} is not of the form key=value", hint="e.g. trainer.lr=1e-4"
+        )
+    *parents, last = key.split(".")
+    node = data
+    for name in parents:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override}: {name} is not a group of settings")
+        node = child
+    try:
+        node[last] = _value(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: {_one_line(error)}") from None
+
+
+def _value(text: str) -> Any:
+    """Parse a YAML value; YAML 1.1 reads 1e-5 as text, which is a number to everybody else."""
+    value = yaml.safe_load(text)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _explain(error: ValidationError, where: str) -> ConfigError:
+    first = error.errors()[0]
+    place = ".".join(str(item) for item in first["loc"])
+    if first["type"] == "extra_forbidden":
+        parent = ".".join(str(item) for item in first["loc"][:-1])
+        names = _keys_at(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.0)
+        hint = f"did you mean {'.'.join(filter(None, [parent, near[0]]))}?" if near else None
+        return UnknownKeyError(f"{where}: there is no setting {place}", hint=hint)
+    more = len(error.errors()) - 1
+    also = f" (and {more} more)" if more else ""
+    message = first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{where}: {place or 'recipe'}: {message}{also}")
+
+
+def _keys_at(location: Sequence[int | str]) -> list[str]:
+    """Return the setting names that exist at a place, walking through unions by their tag."""
+    models: list[type[BaseModel]] = [Recipe]
+    for name in location:
+        found = [
+            candidate
+            for model in models
+            if str(name) in model.model_fields
+            for candidate in _models_in(model.model_fields[str(name)].annotation)
+        ]
+        models = found or models  # a union's tag appears in the location but is no field
+    return [field for model in models for field in model.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    inner = getattr(annotation, "__args__", ())
+    return [model for item in inner for model in _models_in(item)]
