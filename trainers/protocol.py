@@ -67,6 +67,8 @@ class StepReport:
     micro_batches: int = 0
     logprob_mismatch: float = 0.0
     """Mean ``|engine − trainer|`` of the log-probs, before this step's update, in nats."""
+    mismatch_kl: float = 0.0
+    """Estimate (k3) of ``KL(engine ‖ trainer)`` per token, before this step's update, in nats."""
     ratio_mean: float = 1.0
     """Mean ``exp(trainer − engine)``."""
     clip_share: float = 0.0
@@ -113,7 +115,7 @@ class Trainer(Protocol):
         """
 
     def save(self, folder: Path) -> None:
-        """Write model, optimizer, step and random state: atomic, safetensors and JSON, no pickle."""
+        """Write model, optimizer, step and random state: atomic and without pickle."""
 
     def restore(self, folder: Path) -> None:
         """Read what :meth:`save` wrote: the next step is the same number as without a stop."""

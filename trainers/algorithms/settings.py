@@ -18,7 +18,7 @@ class GrpoSettings(BaseModel):
     clip_high: float = Field(0.28, ge=0)
     """The ratio is held below ``1 + clip_high``."""
     dual_clip: float | None = Field(3.0, gt=1)
-    """Where the advantage is negative the loss stays below ``-dual_clip × advantage``; null: no bound."""
+    """A negative advantage gives a loss of at most ``-dual_clip × advantage``; null: no bound."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation."""
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
