@@ -1,0 +1,299 @@
+"""Messages to token ids and back, for one model family.
+
+The formats themselves come from the ``renderers`` package. This module adds what a token log needs:
+
+* **Token in, token out.** :meth:`Renderer.extend` returns only the ids to *append* after a sampled
+  turn: the separator that engines never sample (``\\n`` after the end of a turn), the new messages
+  and the next generation prompt. Sampled ids are never decoded and encoded again, and the cost does
+  not grow with the history, because only the last turn is handed to the package.
+* A turn that the length limit cut has no stop token; the ids to append then begin with it.
+* :meth:`Renderer.parse` reads what a model sampled and never raises because of it: a broken tool
+  call is a :class:`~relax_agent.messages.ToolCall` whose ``error`` says what is wrong.
+* :meth:`Renderer.completion` is the other direction: the ids that a model would have sampled for a
+  message, so that scripted experts go through the same loop as a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from relax_agent.errors import ConfigError, MissingExtraError, RenderError
+from relax_agent.messages import AssistantMessage, Message, ToolCall, parts, to_openai, user
+from relax_agent.rendering.settings import RendererSettings
+from relax_agent.rendering.tokens import load_tokenizer
+
+_BROKEN = {
+    "invalid_json": "the call is not valid JSON",
+    "unclosed_block": "the call has no closing tag",
+    "missing_name": "the call names no tool",
+    "malformed_structure": "the call does not follow the format",
+    "unknown_tool": "there is no such tool",
+}
+
+
+class Renderer(Protocol):
+    """Turns messages into token ids and sampled ids into messages."""
+
+    stop_token_ids: list[int]
+    """Tokens that end a turn, the one that closes it first."""
+
+    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the first prompt of an episode, generation prompt included."""
+        ...
+
+    def extend(
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+    ) -> list[int]:
+        """Return the ids to append after a sampled turn, up to the next generation prompt."""
+        ...
+
+    def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
+        """Return the message that a model sampled; never raises because of the model's text."""
+        ...
+
+    def completion(self, message: AssistantMessage) -> list[int]:
+        """Return the ids that a model would have sampled for a message, stop token included."""
+        ...
+
+
+class PackageRenderer:
+    """A format of the ``renderers`` package behind the :class:`Renderer` protocol."""
+
+    def __init__(self, tokenizer: Any, settings: RendererSettings) -> None:
+        self._tokenizer = tokenizer
+        self._format = _create(tokenizer, settings)
+        self._takes_media = _takes_media(self._format)
+        self.stop_token_ids = list(self._format.get_stop_token_ids())
+        """Tokens that end a turn, the one that closes it first."""
+        self._stops = frozenset(self.stop_token_ids)
+        self._opening = self._generation_prompt()
+
+    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the first prompt of an episode, generation prompt included.
+
+        Raises:
+            RenderError: there are no messages, or the format cannot hold one of them.
+        """
+        if not messages:
+            raise RenderError("there is nothing to render: the environment sent no messages")
+        return self._render(messages, tools, add_generation_prompt=True)
+
+    def extend(
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+    ) -> list[int]:
+        """Return the ids to append after a sampled turn, up to the next generation prompt.
+
+        Args:
+            sampled_ids: The last turn's ids exactly as they were sampled, and nothing before them.
+            new_messages: What came back: tool, user or system messages.
+            tools: Schemas of the tools, as given to :meth:`start`.
+
+        Raises:
+            RenderError: there are no new messages, one is the assistant's own, or the format cannot
+                append them.
+        """
+        if not new_messages:
+            raise RenderError("there is nothing to append: the environment sent no messages")
+        plain = [self._plain(message) for message in new_messages]
+        if any(message["role"] == "assistant" for message in plain):
+            raise RenderError("an observation holds an assistant message", hint="send a Rewrite")
+        turn = list(sampled_ids)
+        appended = self._bridge(turn, plain, tools)
+        if appended is None and turn and turn[-1] in self._stops:
+            # Some formats refuse a turn whose reasoning was never closed. It stays as it was
+            # sampled; what follows it depends on its last token alone.
+            appended = self._bridge(turn[-1:], plain, tools)
+        if appended is None:
+            raise RenderError("this chat format cannot append these messages to a sampled turn")
+        return appended
+
+    def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
+        """Return the message that a model sampled; never raises because of the model's text."""
+        ids = list(output_ids)
+        stopped = bool(ids) and ids[-1] in self._stops
+        try:
+            parsed = self._format.parse_response(
+                ids, tools=normalise_tools(tools) or None, prompt_ids=self._opening
+            )
+        except Exception as error:
+            # The parser met text that nobody thought of (a number of 5,000 digits, 10,000 nested
+            # brackets). That is the model's mistake, and an environment answers it as such.
+            message = self._unreadable(ids, error)
+        else:
+            message = AssistantMessage(
+                content=parts(parsed.content or ""),
+                reasoning=parsed.reasoning_content or None,
+                tool_calls=tuple(_call(i, call) for i, call in enumerate(parsed.tool_calls)),
+            )
+        return replace(message, finish_reason="stop" if stopped else "length")
+
+    def completion(self, message: AssistantMessage) -> list[int]:
+        """Return the ids that a model would have sampled for a message, stop token included.
+
+        Raises:
+            RenderError: the format does not write the message right after its generation prompt.
+        """
+        # Formats add an empty think block to a last message without reasoning; a model that does
+        # not think samples none. A question behind the message turns it into history.
+        after = [] if message.reasoning else [user("?")]
+        rendered = self._package_render([user("?"), message, *after], [])
+        ids, start = rendered.token_ids, len(self._first_prompt)
+        if ids[:start] != self._first_prompt:
+            raise RenderError("this chat format rewrites the prompt once it has an answer")
+        end = max(
+            (
+                i
+                for i, owner in enumerate(rendered.message_indices)
+                if owner == 1 and ids[i] in self._stops
+            ),
+            default=-1,
+        )
+        if end < start:
+            raise RenderError("this chat format writes no stop token after an answer")
+        return list(ids[start : end + 1])
+
+    def _generation_prompt(self) -> list[int]:
+        """Return what stands between a user's message and the first sampled token."""
+        self._first_prompt = self._render([user("?")], [], add_generation_prompt=True)
+        without = self._render([user("?")], [], add_generation_prompt=False)
+        if self._first_prompt[: len(without)] != without:
+            raise RenderError("this chat format has no generation prompt of its own")
+        return self._first_prompt[len(without) :]
+
+    def _bridge(
+        self, turn: list[int], new: list[dict[str, Any]], tools: Sequence[dict[str, Any]]
+    ) -> list[int] | None:
+        known = [*self._opening, *turn]
+        bridged = self._format.bridge_to_next_turn(
+            self._opening, turn, new, tools=normalise_tools(tools) or None
+        )
+        if bridged is None or bridged.token_ids[: len(known)] != known:
+            return None
+        return list(bridged.token_ids[len(known) :])
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        return list(self._package_render(messages, tools, add_generation_prompt).token_ids)
+
+    def _package_render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = False,
+    ) -> Any:
+        return self._format.render(
+            [self._plain(message) for message in messages],
+            tools=normalise_tools(tools) or None,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _plain(self, message: Message) -> dict[str, Any]:
+        if message.media and not self._takes_media:
+            kind = type(message.media[0]).__name__.lower()
+            raise RenderError(
+                f"a {message.role} message holds {kind}, which this chat format would drop",
+                hint="choose a multimodal renderer",
+            )
+        return to_openai(message)
+
+    def _unreadable(self, ids: list[int], error: Exception) -> AssistantMessage:
+        kept = [token for token in ids if token not in self._stops]
+        problem = f"the call cannot be read: {type(error).__name__}"
+        return AssistantMessage(
+            content=parts(self._tokenizer.decode(kept)),
+            tool_calls=(ToolCall("", {}, "call_0", problem),),
+        )
+
+
+def load_renderer(folder: Path, settings: RendererSettings) -> PackageRenderer:
+    """Return the renderer for a model's folder.
+
+    Raises:
+        ConfigError: there is no such format, it does not fit the tokenizer, or the folder has none.
+        MissingExtraError: the ``renderers`` package is not installed.
+    """
+    return PackageRenderer(load_tokenizer(folder), settings)
+
+
+def normalise_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tool schemas in OpenAI's envelope, keys in one order, whatever shape they came in.
+
+    A bare schema renders to another system prompt than one in its envelope, and a model that was
+    trained on one does badly on the other.
+    """
+    return [_envelope(tool) for tool in tools]
+
+
+def _envelope(tool: dict[str, Any]) -> dict[str, Any]:
+    inner = tool.get("function", tool)
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+        raise RenderError(f"a tool schema has no name: {json.dumps(tool)[:80]}")
+    first = {key: inner[key] for key in ("name", "description", "parameters") if key in inner}
+    rest = {key: value for key, value in inner.items() if key not in first and key != "type"}
+    return {"type": "function", "function": first | rest}
+
+
+def _create(tokenizer: Any, settings: RendererSettings) -> Any:
+    try:
+        from renderers import config_from_name, create_renderer
+    except ImportError:
+        raise MissingExtraError("renderers", "train") from None
+    # Sampled reasoning stays where it was sampled: the log only ever grows at its end.
+    options: dict[str, Any] = {"thinking_retention": "all", **settings.options}
+    if settings.enable_thinking is not None:
+        options["enable_thinking"] = settings.enable_thinking
+    try:
+        default = config_from_name(settings.name)
+        if default is None:
+            raise ConfigError(
+                "renderer.name: auto cannot know a local folder", hint="name a format"
+            )
+        return create_renderer(tokenizer, type(default)(**options))
+    except ConfigError:
+        raise
+    except (ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"renderer {settings.name}: {reason}") from error
+
+
+def _takes_media(chat_format: Any) -> bool:
+    from renderers import is_multimodal
+
+    return bool(is_multimodal(chat_format))
+
+
+def _call(index: int, parsed: Any) -> ToolCall:
+    """Turn a parse attempt into a call; a bad one carries its error."""
+    name = parsed.name if isinstance(parsed.name, str) else ""
+    arguments = parsed.arguments if isinstance(parsed.arguments, dict) else {}
+    error = _problem(parsed, name)
+    return ToolCall(name, {} if error else arguments, parsed.id or f"call_{index}", error)
+
+
+def _problem(parsed: Any, name: str) -> str | None:
+    if parsed.status != "ok":
+        return _BROKEN.get(str(parsed.status), f"the call is broken ({parsed.status})")
+    if not name:
+        return _BROKEN["missing_name"]
+    if not isinstance(parsed.arguments, dict):
+        return "the arguments are not a JSON object"
+    try:
+        json.dumps([name, parsed.arguments], allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return "the arguments hold NaN, infinity or broken Unicode"
+    return None
