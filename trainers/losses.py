@@ -27,7 +27,7 @@ SUMS: Final = (
     "replayed_choices",
     "differing_choices",
 )
-"""The entries of a vector of sums. ``replayed_*`` and ``differing_choices`` come from the router."""
+"""The entries of a vector of sums; the last three come from the routers."""
 
 
 def new_sums() -> Tensor:
