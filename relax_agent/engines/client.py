@@ -5,6 +5,14 @@ stands still while this client has paused the engine: a weight update must not e
 the requests that wait for it. Errors come out as those of :mod:`relax_agent.errors`, with the
 engine's address and its own words: a refusal is ``EngineRejected``, no usable answer is
 ``EngineUnavailable``. A pooled socket that the server closed while idle is retried once.
+
+What would end real SGLang or spoil it silently is refused here, before it is sent: a token id
+outside the vocabulary and a tensor of wrong shape end the process, a tensor that is missing keeps
+its old values without a word. For that the client reads the folder of the served model (only
+``config.json`` and the headers of the weight files).
+
+After an update each request names the weight version as the key of its cached prefixes. So no
+answer builds on a prefix of older weights, even where the cache could not be flushed.
 """
 
 from __future__ import annotations
@@ -15,18 +23,18 @@ import time
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import aiohttp
 
-from relax_agent.engines.protocol import GenerateRequest, GenerateResult, PauseMode
-from relax_agent.engines.wire import (
-    RouteShape,
-    decode_result,
-    encode_request,
-    parse_version,
-    read_route_shape,
+from relax_agent.engines.folder import (
+    Manifest,
+    ModelFacts,
+    manifest_difference,
+    read_manifest,
+    read_model_facts,
 )
+from relax_agent.engines.protocol import GenerateRequest, GenerateResult, PauseMode
+from relax_agent.engines.wire import decode_result, encode_request, parse_version
 from relax_agent.errors import EngineError, EngineRejected, EngineUnavailable
 
 _T = TypeVar("_T")
@@ -69,7 +77,7 @@ class EngineClient:
         *,
         token: str | None = None,
         name: str | None = None,
-        route_shape: RouteShape | None = None,
+        model_path: str | None = None,
         generate_timeout_s: float = 600.0,
         control_timeout_s: float = 60.0,
         connections: int = 256,
@@ -80,7 +88,7 @@ class EngineClient:
             url: Address such as ``http://127.0.0.1:30000``.
             token: Sent as bearer token.
             name: What errors call this engine; its address if None.
-            route_shape: Shape of routed experts; read from the served model's folder if None.
+            model_path: Folder of the served model; asked from the engine if None.
             generate_timeout_s: Running time of one request; paused time does not count.
             control_timeout_s: Time of every other call.
             connections: Upper limit of sockets at a time.
@@ -88,8 +96,10 @@ class EngineClient:
         self.url = url.rstrip("/")
         self._name = name or self.url
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._route_shape = route_shape
-        self._shape_known = route_shape is not None
+        self._model_path = model_path
+        self._facts: ModelFacts | None = None
+        self._served: Manifest | None = None
+        self._cache_key: str | None = None
         self._generate_timeout_s = generate_timeout_s
         self._control_timeout_s = control_timeout_s
         self._connections = connections
@@ -126,12 +136,13 @@ class EngineClient:
             EngineUnavailable: if no answer came within the time limit, or none at all.
             MissingLogprobs: if the answer lacks log-probs.
         """
-        shape = await self._shape() if request.return_routes else None
+        facts = await self._model_facts()
+        _check_ids(request, facts, self._name)
+        payload = encode_request(request, self._cache_key)
         body = await self._within_budget(
-            self._call("POST", "/generate", payload=encode_request(request), timeout_s=None),
-            request.rid,
+            self._call("POST", "/generate", payload=payload, timeout_s=None), request.rid
         )
-        return decode_result(body, request, shape, self._name)
+        return decode_result(body, request, facts.routes, self._name)
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop sampling; the time budget of running requests stands still."""
@@ -156,16 +167,26 @@ class EngineClient:
         await self._post("/begin_weight_update", {})
 
     async def update_weights_from_disk(self, path: str, version: int) -> None:
-        """Load all weights from a folder that the engine can read."""
+        """Load all weights from a folder that this process and the engine can read.
+
+        Raises:
+            EngineRejected: if names or shapes are not those of the served model.
+        """
+        served = await self._served_manifest()
+        difference = manifest_difference(await asyncio.to_thread(read_manifest, path), served)
+        if difference is not None:
+            raise EngineRejected(f"the weights in {path} do not fit {self._name}: {difference}")
         # Flushing is a call of its own: with live requests under an in_place pause SGLang would
         # load the weights and still answer that it failed.
         payload = {"model_path": path, "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", payload)
+        self._cache_key = f"v{version}"
 
     async def update_weights_from_tensor(self, bucket: bytes, version: int) -> None:
         """Send some weights as one safetensors file (embedded engine only)."""
-        path = f"/update_weights_from_tensor?weight_version={quote(str(version))}"
+        path = f"/update_weights_from_tensor?weight_version={version}"
         await self._call("POST", path, data=bucket, timeout_s=self._control_timeout_s)
+        self._cache_key = f"v{version}"
 
     async def end_weight_update(self) -> None:
         """Close the session of weight updates."""
@@ -191,12 +212,21 @@ class EngineClient:
         """Return the version of the weights that the engine serves."""
         return parse_version((await self.model_info()).get("weight_version"))
 
-    async def _shape(self) -> RouteShape | None:
-        if not self._shape_known:
-            folder = (await self.model_info())["model_path"]
-            self._route_shape = await asyncio.to_thread(read_route_shape, folder)
-            self._shape_known = True
-        return self._route_shape
+    async def _folder(self) -> str:
+        """Find the folder that the engine started from; updates change what it reports."""
+        if self._model_path is None:
+            self._model_path = str((await self.model_info())["model_path"])
+        return self._model_path
+
+    async def _model_facts(self) -> ModelFacts:
+        if self._facts is None:
+            self._facts = await asyncio.to_thread(read_model_facts, await self._folder())
+        return self._facts
+
+    async def _served_manifest(self) -> Manifest:
+        if self._served is None:
+            self._served = await asyncio.to_thread(read_manifest, await self._folder())
+        return self._served
 
     async def _within_budget(self, call: Coroutine[Any, Any, _T], rid: str) -> _T:
         """Await ``call``, counting only the time during which the engine is not paused."""
@@ -274,6 +304,16 @@ class EngineClient:
             )
             self._session = aiohttp.ClientSession(connector=connector)
         return self._session
+
+
+def _check_ids(request: GenerateRequest, facts: ModelFacts, engine: str) -> None:
+    ids = request.input_ids
+    if not ids or min(ids) < 0 or max(ids) >= facts.vocab_size:
+        found = f"ids from {min(ids)} to {max(ids)}" if ids else "no token"
+        raise EngineRejected(
+            f"{engine} cannot take request {request.rid}: {found}, "
+            f"the vocabulary has {facts.vocab_size}"
+        )
 
 
 def _reason(body: dict[str, Any], raw: bytes) -> str:

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from relax_agent.engines.protocol import FinishReason, GenerateRequest, GenerateResult, Routes
-from relax_agent.errors import ConfigError, EngineError, MissingLogprobs
+from relax_agent.errors import EngineError, MissingLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +39,13 @@ class RouteShape:
         return np.uint8 if self.experts <= 256 else np.uint16
 
 
-def read_route_shape(model_path: str | Path) -> RouteShape | None:
-    """Read from a model's config.json how its routes are shaped; None for a dense model."""
-    file = Path(model_path) / "config.json"
-    try:
-        config: dict[str, Any] = json.loads(file.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    config = config.get("text_config", config)
-    experts = config.get("num_experts") or config.get("n_routed_experts")
-    experts = experts or config.get("num_local_experts")
-    if not experts:
-        return None
-    return RouteShape(config["num_hidden_layers"], config["num_experts_per_tok"], experts)
+def encode_request(request: GenerateRequest, cache_key: str | None = None) -> dict[str, Any]:
+    """Write a request as the body of ``POST /generate``.
 
-
-def encode_request(request: GenerateRequest) -> dict[str, Any]:
-    """Write a request as the body of ``POST /generate``."""
+    Args:
+        request: What to ask.
+        cache_key: Only prefixes that were cached under the same key are used.
+    """
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -78,6 +66,8 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
         "return_logprob": True,
         "stream": False,
     }
+    if cache_key is not None:
+        body["extra_key"] = cache_key
     if request.return_routes:
         body |= {"return_routed_experts": True, "routed_experts_start_len": request.routes_start}
     return body
