@@ -31,7 +31,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole and on the disk, or leave nothing and raise StorageError."""
+    """Write ``data`` to ``path``, whole and flushed, or leave nothing (StorageError)."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with part.open("wb") as file:
