@@ -200,6 +200,17 @@ class EngineClient:
             return False
         return True
 
+    async def serves(self) -> bool:
+        """Return whether the engine answers and serves the expected model.
+
+        Another program that has taken the port must not be mistaken for the engine.
+        """
+        try:
+            info = await self.model_info()
+        except EngineError:
+            return False
+        return self._model_path in (None, info.get("model_path"))
+
     async def model_info(self) -> dict[str, Any]:
         """Return what is served."""
         return await self._call("GET", "/model_info", timeout_s=self._control_timeout_s)

@@ -23,7 +23,7 @@ class EngineSettings(BaseModel):
     """Tokens that the key-value cache of one engine holds, cached prefixes included."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of one engine's arithmetic."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the served weights; float32 keeps log-probs close to the trainer's."""
     seed: int = 0
     """Seeds the engine's own generator; a request's own seed wins where the engine knows it."""
