@@ -1,1 +1,48 @@
-"""To be written."""
+"""Tools: typed functions that a model may call, in process or over HTTP.
+
+``@tool`` declares one (:mod:`relax_agent.tools.declaration`), a :class:`Toolset` collects them,
+``relax-agent tools serve MODULE`` puts a module of them behind HTTP, and :class:`RemoteToolset`
+calls such a server with the interface of a Toolset. Importing this package loads no web library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from relax_agent.errors import ToolError, ToolErrorKind
+from relax_agent.tools.declaration import Tool, ToolLimits, tool
+from relax_agent.tools.result import ToolResult
+from relax_agent.tools.toolset import AnyToolset, Toolset
+
+if TYPE_CHECKING:
+    from relax_agent.tools.client import RemoteToolset
+    from relax_agent.tools.server import create_tool_app, serve
+
+__all__ = [
+    "AnyToolset",
+    "RemoteToolset",
+    "Tool",
+    "ToolError",
+    "ToolErrorKind",
+    "ToolLimits",
+    "ToolResult",
+    "Toolset",
+    "create_tool_app",
+    "serve",
+    "tool",
+]
+
+_LAZY = {
+    "RemoteToolset": "relax_agent.tools.client",
+    "create_tool_app": "relax_agent.tools.server",
+    "serve": "relax_agent.tools.server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the HTTP side when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,152 @@
+"""Daemon threads for code that may block: sync tools and sync environments.
+
+``asyncio.to_thread`` has two habits that do not fit here: its pool is small and shared, so one
+hung call takes a place away from everyone, and the interpreter waits for its threads at exit.
+A :class:`Worker` is one daemon thread that runs jobs in order (an environment's own thread: its
+id never changes). :class:`Threads` lends workers to single jobs and takes them back when the job
+*really* ends. A cancelled or timed-out wait abandons the job; the thread cannot be killed, so it
+is counted until it ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_MAX_IDLE = 32
+"""Idle threads kept for the next job; more than that end."""
+
+
+def _deliver(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
+def _as_exception(error: BaseException) -> BaseException:
+    """Futures refuse StopIteration, and SystemExit would end the event loop."""
+    if isinstance(error, (StopIteration, SystemExit, KeyboardInterrupt)):
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class _Job:
+    """One function call on its way through a thread and back to the event loop."""
+
+    __slots__ = ("context", "function", "future", "loop", "on_end")
+
+    def __init__(self, function: Callable[[], Any], on_end: Callable[[], None] | None) -> None:
+        self.function = function
+        self.on_end = on_end
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.context = contextvars.copy_context()
+
+    def run(self) -> None:
+        value, error = None, None
+        try:
+            value = self.context.run(self.function)
+        except BaseException as raised:
+            error = _as_exception(raised)
+        try:
+            self.loop.call_soon_threadsafe(self._finish, value, error)
+        except RuntimeError:
+            return  # the event loop has been closed: nobody waits for this result any more
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        _deliver(self.future, value, error)
+        if self.on_end is not None:
+            self.on_end()
+
+
+class Worker:
+    """One daemon thread that runs what it is handed, in order."""
+
+    def __init__(self, name: str = "relax-worker") -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._busy = 0
+        self._after: Callable[[Worker], bool] | None = None
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs or waits; an abandoned one counts until it ends."""
+        return self._busy > 0
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run ``function`` in this thread. Cancellation abandons the job, it does not stop it."""
+        return await self.submit(function)
+
+    def submit(
+        self, function: Callable[[], T], on_end: Callable[[], None] | None = None
+    ) -> asyncio.Future[T]:
+        """Hand a job over; ``on_end`` runs in the event loop when it has really ended."""
+        self._busy += 1
+        job = _Job(function, on_end)
+        self._jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """Let the thread end after the jobs it has."""
+        self._jobs.put(None)
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            self._busy -= 1
+            del job  # an idle thread must not keep the last job's arguments alive
+            if self._after is not None and not self._after(self):
+                return
+
+
+class Threads:
+    """Lends a daemon thread to each job; threads are made as needed and reused."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Worker] = deque()
+        self._lock = threading.Lock()
+        self._running = 0
+
+    @property
+    def running(self) -> int:
+        """Jobs that have not really ended, abandoned ones included."""
+        return self._running
+
+    def submit(
+        self, function: Callable[[], T], on_end: Callable[[], None] | None = None
+    ) -> asyncio.Future[T]:
+        """Run ``function`` in a thread of its own; see :meth:`Worker.submit`."""
+        with self._lock:
+            self._running += 1
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = Worker("relax-thread")
+            worker._after = self._take_back
+        return worker.submit(function, on_end)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run ``function`` in a thread and wait for it."""
+        return await self.submit(function)
+
+    def _take_back(self, worker: Worker) -> bool:
+        with self._lock:
+            self._running -= 1
+            if len(self._idle) >= _MAX_IDLE:
+                return False
+            self._idle.append(worker)
+            return True
+
+
+THREADS = Threads()
+"""The process's threads for sync tools and sync scoring functions."""
