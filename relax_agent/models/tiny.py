@@ -9,7 +9,6 @@ and renamed into it, so it is either whole or absent, and is made once.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -144,7 +143,7 @@ def _move_into_place(temporary: Path, folder: Path) -> None:
         shutil.rmtree(folder)
     temporary.chmod(0o755)
     try:
-        os.replace(temporary, folder)
+        temporary.replace(folder)
     except OSError:
         if not (folder / "config.json").is_file():
             raise

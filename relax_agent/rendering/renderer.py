@@ -1,9 +1,9 @@
-"""Messages to token ids and back, for one model family.
+r"""Messages to token ids and back, for one model family.
 
 The formats themselves come from the ``renderers`` package. This module adds what a token log needs:
 
 * **Token in, token out.** :meth:`Renderer.extend` returns only the ids to *append* after a sampled
-  turn: the separator that engines never sample (``\\n`` after the end of a turn), the new messages
+  turn: the separator that engines never sample (``\n`` after the end of a turn), the new messages
   and the next generation prompt. Sampled ids are never decoded and encoded again, and the cost does
   not grow with the history, because only the last turn is handed to the package.
 * A turn that the length limit cut has no stop token; the ids to append then begin with it.
@@ -149,7 +149,10 @@ class PackageRenderer:
         rendered = self._package_render([user("?"), message, *after], [])
         ids, start = rendered.token_ids, len(self._first_prompt)
         if ids[:start] != self._first_prompt:
-            raise RenderError("this chat format rewrites the prompt once it has an answer")
+            raise RenderError(
+                "this chat format does not write such a message after its generation prompt",
+                hint="a message with reasoning needs renderer.enable_thinking",
+            )
         end = max(
             (
                 i

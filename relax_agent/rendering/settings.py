@@ -13,7 +13,7 @@ class RendererSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "qwen3"
-    """A format of the ``renderers`` package, e.g. ``qwen3``, ``qwen3.5``, ``glm-4.5``, ``kimi-k2``."""
+    """A format of the ``renderers`` package, e.g. ``qwen3``, ``glm-4.5``, ``kimi-k2``."""
     enable_thinking: bool | None = None
     """Whether the model may think before it answers; None is the format's own default."""
     options: dict[str, Any] = Field(default_factory=dict)
