@@ -1,1 +1,50 @@
-"""To be written."""
+"""Environments: what an agent is trained and tested in.
+
+:class:`Env` is the API, :class:`ToolEnv` the base class that most people use, ``register`` and
+``make`` the registry. Ready-made environments are registered here by name only; they are imported
+when they are made.
+"""
+
+from relax_agent.envs.core import Env, Info, StepResult, SyncEnv, Wrapper
+from relax_agent.envs.policies import Play, RandomPolicy, ScriptedPolicy, play
+from relax_agent.envs.registration import (
+    EnvSpec,
+    WrapperSpec,
+    load_plugins,
+    make,
+    pprint_registry,
+    register,
+    registry,
+    spec,
+)
+from relax_agent.envs.tasks import Split, Task, TaskOrder, TaskSet
+from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
+
+__all__ = [
+    "Env",
+    "EnvSpec",
+    "Info",
+    "Play",
+    "RandomPolicy",
+    "Score",
+    "ScriptedPolicy",
+    "Split",
+    "StepResult",
+    "SyncEnv",
+    "Task",
+    "TaskOrder",
+    "TaskSet",
+    "ToolEnv",
+    "Transcript",
+    "Wrapper",
+    "WrapperSpec",
+    "load_plugins",
+    "make",
+    "play",
+    "pprint_registry",
+    "register",
+    "registry",
+    "spec",
+]
+
+register("relax/Calculator-v0", "relax_agent.envs.calculator:CalculatorEnv")

@@ -11,6 +11,7 @@ is counted until it ends by itself.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import threading
 from collections import deque
@@ -69,11 +70,27 @@ class _Job:
             self.on_end()
 
 
+class _BlockingJob:
+    """A job whose caller blocks; used to construct an environment in its own thread."""
+
+    __slots__ = ("function", "future")
+
+    def __init__(self, function: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+        self.function = function
+        self.future = future
+
+    def run(self) -> None:
+        try:
+            self.future.set_result(self.function())
+        except BaseException as raised:
+            self.future.set_exception(_as_exception(raised))
+
+
 class Worker:
     """One daemon thread that runs what it is handed, in order."""
 
     def __init__(self, name: str = "relax-worker") -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | _BlockingJob | None] = SimpleQueue()
         self._busy = 0
         self._after: Callable[[Worker], bool] | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -96,6 +113,13 @@ class Worker:
         job = _Job(function, on_end)
         self._jobs.put(job)
         return job.future
+
+    def run_blocking(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Run ``function`` in this thread and block the caller; for code outside a loop."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._busy += 1
+        self._jobs.put(_BlockingJob(function, future))
+        return future.result(timeout_s)
 
     def close(self) -> None:
         """Let the thread end after the jobs it has."""

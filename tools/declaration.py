@@ -9,7 +9,7 @@ state.
     async def search(query: str, count: int = 3) -> list[str]:
         '''Search the encyclopedia.
 
-        Args:
+Args:
             query: A few key words.
             count: How many titles to return.
         '''
