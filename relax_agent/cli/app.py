@@ -21,9 +21,7 @@ app.add_typer(tools.app, name="tools")
 RecipePath = Annotated[Path, typer.Argument(help="The recipe: a YAML file, see configs/.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting, e.g. --set trainer.lr=1e-4."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: trainer.lr=1e-4."),
 ]
 
 
@@ -36,7 +34,7 @@ def train(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the resolved recipe and the processes, then stop."),
+        typer.Option("--dry-run", help="Print the resolved recipe and the processes."),
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print nothing but the result; for scripts.")

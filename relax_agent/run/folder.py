@@ -62,7 +62,7 @@ class RunFolder:
         """Open the folder of an earlier run of the same recipe.
 
         Raises:
-            ResumeError: it is no run folder, or of a run that differs in what checkpoints depend on.
+            ResumeError: it is no run folder, or of a run that differs in what a checkpoint holds.
         """
         try:
             state = json.loads((path / STATE_FILE).read_text())

@@ -1,0 +1,136 @@
+"""The processes of a run: a tool server, the engines and the trainer's ranks.
+
+All start at the same time, since each spends its first seconds on imports, and all are children of
+one supervisor: a death anywhere ends the run with its cause, and nothing outlives the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from relax_agent.engines.client import EngineClient
+from relax_agent.engines.launch import engine_command, engine_ports, make_client, wait_ready
+from relax_agent.errors import ConfigError, RelaxError, ToolError
+from relax_agent.processes import ChildProcess, Supervisor
+from relax_agent.run.folder import RunFolder
+from relax_agent.run.recipe import Recipe, ToolsSettings
+from relax_agent.tools import RemoteToolset
+from relax_agent.trainers.client import TrainerProcess
+
+TOOLS_TOKEN = "RELAX_TOOLS_TOKEN"
+"""The variable through which the tool server learns its bearer token."""
+
+_TOOLS_START_S = 60.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a run talks to."""
+
+    engines: list[EngineClient]
+    trainer: TrainerProcess
+    toolset: RemoteToolset | None
+    """None: the environment calls its tools in the conductor's own process."""
+
+
+@contextlib.asynccontextmanager
+async def start_services(
+    recipe: Recipe, folder: RunFolder, model: Path, children: Supervisor
+) -> AsyncIterator[Services]:
+    """Start everything, wait until it is ready, and let go of the connections at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.TaskGroup() as group:
+                toolset = group.create_task(_start_tools(recipe.tools, folder, children))
+                engines = group.create_task(_start_engines(recipe, model, children, stack))
+                trainer = group.create_task(_start_trainer(recipe, model, children))
+        except ExceptionGroup as failures:
+            raise _first_cause(failures) from None
+        stack.push_async_callback(trainer.result().close)
+        remote = toolset.result()
+        if remote is not None:
+            stack.push_async_callback(remote.close)
+        yield Services(engines.result(), trainer.result(), remote)
+
+
+def _first_cause(failures: BaseExceptionGroup) -> BaseException:
+    """Return the failure to show: the first of the project's own, else the first of all."""
+    leaves: list[BaseException] = []
+    for error in failures.exceptions:
+        leaves.append(_first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
+    return next((error for error in leaves if isinstance(error, RelaxError)), leaves[0])
+
+
+async def _start_tools(
+    settings: ToolsSettings, folder: RunFolder, children: Supervisor
+) -> RemoteToolset | None:
+    if settings.url is not None:
+        token = os.environ.get(settings.token_env) if settings.token_env else None
+        if settings.token_env and not token:
+            raise ConfigError(f"tools.token_env: the variable {settings.token_env} is not set")
+        return await RemoteToolset.connect(settings.url, token=token)
+    if settings.serve is None:
+        return None
+    token, port_file = secrets.token_urlsafe(24), folder.logs / "tools.port"
+    port_file.unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "relax_agent.tools.server", settings.serve]
+    argv += ["--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)]
+    argv += ["--token-env", TOOLS_TOKEN]
+    child = await children.start("tools", argv, env={TOOLS_TOKEN: token})
+    port = await _wait_for_port(child, port_file)
+    return await RemoteToolset.connect(f"http://127.0.0.1:{port}", token=token)
+
+
+async def _wait_for_port(child: ChildProcess, file: Path) -> int:
+    try:
+        async with asyncio.timeout(_TOOLS_START_S):
+            while not file.exists():
+                if child.exit_code is not None:
+                    raise child.death()
+                await asyncio.sleep(_POLL_S)
+            return int(file.read_text())
+    except TimeoutError:
+        raise ToolError(
+            f"the tool server was not ready within {_TOOLS_START_S:g} s", hint=f"see {child.log}"
+        ) from None
+
+
+async def _start_engines(
+    recipe: Recipe, model: Path, children: Supervisor, stack: contextlib.AsyncExitStack
+) -> list[EngineClient]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_start_engine(recipe, model, children, f"engine-{index}", port))
+            for index, port in enumerate(engine_ports(recipe.engine))
+        ]
+    clients = [task.result() for task in tasks]
+    for client in clients:
+        stack.push_async_callback(client.close)
+    return clients
+
+
+async def _start_engine(
+    recipe: Recipe, model: Path, children: Supervisor, name: str, port: int
+) -> EngineClient:
+    token = secrets.token_urlsafe(24)
+    command = engine_command(recipe.engine, model, port, token)
+    child = await children.start(name, command.argv, env=command.env)
+    client = make_client(recipe.engine, model, port, token, name=name)
+    try:
+        await wait_ready(client, child, recipe.engine.start_timeout_s)
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+async def _start_trainer(recipe: Recipe, model: Path, children: Supervisor) -> TrainerProcess:
+    return await TrainerProcess.start(children, recipe.trainer, recipe.algorithm, model)
