@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from relax_agent.timeline import Timeline
     from relax_agent.trainers.batch import Batch
 
 
@@ -83,7 +84,7 @@ class StepReport:
     excluded: dict[str, int] = field(default_factory=dict)
     """What was left out and why: episodes, groups or tokens by reason."""
     time_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by part; they sum to the step's wall clock."""
+    """Seconds by part since the last report (or the start): they sum to the wall clock."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON data."""
@@ -97,6 +98,9 @@ class StepReport:
 
 class Trainer(Protocol):
     """One rank of a trainer. All ranks get the same calls with the same batches."""
+
+    timeline: Timeline
+    """Where this rank's time goes; whoever drives the trainer adds its own parts."""
 
     @property
     def layout(self) -> BatchLayout:

@@ -85,6 +85,8 @@ class TrainerSettings(BaseModel):
     """Use the experts that the engine chose (R3). Without effect on a model without experts."""
     recompute: Literal["none", "full"] = "none"
     """``full``: keep only each layer's input and run its forward again in the backward pass."""
+    timeout_s: float = Field(1800.0, gt=0)
+    """Longest that one step, one publication or one checkpoint may take, in seconds."""
     seed: int = 0
     """Seeds everything the trainer draws."""
     warm_start: WarmStartSettings = WarmStartSettings()
