@@ -55,7 +55,7 @@ def calculator(expression: str) -> str:
     """Compute an arithmetic expression exactly.
 
     Args:
-        expression: Numbers with + - * / and parentheses, e.g. "(17+5)*3".
+        expression: Numbers with + - * / and parentheses.
     """
     return format_number(evaluate(expression))
 

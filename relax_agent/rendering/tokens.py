@@ -7,7 +7,7 @@ them a turn renders several times faster, and the process that drives episodes n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from relax_agent.errors import ConfigError, MissingExtraError
 
@@ -54,7 +54,7 @@ def load_tokenizer(folder: Path) -> Any:
     file = folder / "tokenizer.json"
     try:
         if file.is_file():
-            return TokenIds(cast("Tokenizer", Tokenizer.from_file(str(file))), str(folder))
+            return TokenIds(Tokenizer.from_file(str(file)), str(folder))
         return _load_slowly(folder)
     except Exception as error:
         raise ConfigError(
