@@ -1,1 +1,16 @@
-"""To be written."""
+"""The embedded engine: any Hugging Face causal LM behind SGLang's HTTP protocol, on the CPU.
+
+One process. An event loop speaks HTTP (:mod:`.server`), one thread owns the model and decodes
+all running requests together (:mod:`.scheduler`). Start it with
+``python -m relax_agent.engines.embedded --model-path FOLDER``.
+
+    requests.py    JSON in, checked; JSON out
+    prefix.py      the radix tree of known prefixes (ids only)
+    kv.py          key-value slots of running requests; the pool behind the radix tree
+    attention.py   one forward over rows of different length, without padding the model
+    runner.py      the model itself: load, forward, routes
+    sampling.py    logits to tokens and log-probs, repeatable per request
+    weights.py     checked, all-or-nothing weight updates
+    scheduler.py   continuous batching, pause, abort
+    server.py      the HTTP endpoints
+"""

@@ -1,0 +1,257 @@
+"""The model: loading it, one forward over all rows, and the experts it chose.
+
+Any transformers causal LM works whose attention goes through transformers' attention interface.
+The model is run with our own attention (:mod:`.attention`). For mixture-of-experts models the
+experts' forward is transformers' own ``grouped_mm``, wrapped so that the expert ids it is called
+with are kept: these are the **routes**. Start-up runs a short prompt both ways, with our
+attention in three pieces and with transformers' own in one, and refuses a model on which they
+differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from relax_agent.engines.embedded.attention import ATTENTION, Step, make_step, slot_attention
+from relax_agent.engines.embedded.kv import KvShape, Slots
+from relax_agent.errors import ConfigError
+
+EXPERTS = "relax_recording"
+_PROBE = (1, 2, 3, 4, 5, 6)
+_PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+
+
+class _CurrentStep:
+    """Shared by all attention layers of one model: the step that is being run."""
+
+    def __init__(self) -> None:
+        self.current: Step | None = None
+
+
+class Routes:
+    """Collects expert ids during a forward."""
+
+    def __init__(self, layers: int, top_k: int, moe_layers: Sequence[int]) -> None:
+        self.layers = layers
+        """All hidden layers, dense ones included."""
+        self.top_k = top_k
+        self.moe_layers = list(moe_layers)
+        self.chosen: dict[int, Tensor] = {}
+
+    @property
+    def width(self) -> int:
+        """Expert ids that one token leaves behind."""
+        return len(self.moe_layers) * self.top_k
+
+    def take(self) -> Tensor:
+        """Return what the last forward chose, ``[tokens, moe_layers * top_k]`` int16."""
+        stacked = torch.stack([self.chosen[layer] for layer in self.moe_layers], dim=1)
+        self.chosen.clear()
+        return stacked.reshape(len(stacked), -1).to(torch.int16)
+
+    def spread(self, rows: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
+        """Give every hidden layer its place: ``[tokens, layers, top_k]``, dense ones zero."""
+        full = np.zeros((len(rows), self.layers, self.top_k), dtype=np.int32)
+        full[:, self.moe_layers] = rows.reshape(len(rows), len(self.moe_layers), self.top_k)
+        return full
+
+
+class ModelRunner:
+    """A model in memory and the slots of its running requests."""
+
+    def __init__(self, model: Any, max_tokens: int | None = None) -> None:
+        """Prepare a loaded model; see :func:`load_model`."""
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.vocabulary = int(self.config.vocab_size)
+        self._step = _CurrentStep()
+        self.routes = _record_routes(model, self.config)
+        self._use_slot_attention()
+        shape = self._probe_shape()
+        self.slots = Slots(shape, max_tokens or 2**62)
+        self._verify()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of the weights."""
+        return self.model.dtype  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        full: Sequence[int] = (),
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Read new tokens of every row.
+
+        Args:
+            tokens: New tokens of row 0, 1, …; rows with one token first.
+            lengths: Tokens of each row that are in the slots already.
+            full: Rows for which the logits of all new tokens are wanted as well.
+
+        Returns:
+            Logits after the last token of each row, ``[rows, vocabulary]`` float32, and for
+            each of ``full`` ``[new tokens, vocabulary]``.
+        """
+        step = make_step(self.slots, tokens, lengths)
+        spans = [_span(step, tokens, row) for row in full]
+        logits = self._run(step, torch.cat([step.last, *spans]) if spans else step.last)
+        rows, *others = logits.split([len(tokens), *(len(span) for span in spans)])
+        return rows, list(others)
+
+    def _run(self, step: Step, wanted: Tensor) -> Tensor:
+        self._step.current = step
+        output = self.model(
+            input_ids=step.input_ids,
+            position_ids=step.position_ids,
+            use_cache=False,
+            logits_to_keep=wanted,
+        )
+        self._step.current = None
+        if self.routes is not None:
+            self.slots.routes[step.rows, step.position_ids[0]] = self.routes.take()
+        return output.logits[0].float()  # type: ignore[no-any-return]
+
+    def row_routes(self, row: int, length: int) -> npt.NDArray[np.int32] | None:
+        """Return the routes of a row's first tokens, ``[length, layers, top_k]``."""
+        if self.routes is None:
+            return None
+        return self.routes.spread(self.slots.routes[row, :length].numpy())
+
+    def _use_slot_attention(self) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        if not getattr(self.model, "_supports_attention_backend", False):
+            name = type(self.model).__name__
+            raise ConfigError(f"{name} does not let its attention be replaced")
+        kinds = set(getattr(self.config, "layer_types", None) or ())
+        if odd := kinds - {"full_attention", "sliding_attention"}:
+            raise ConfigError(f"layers of kind {', '.join(sorted(odd))} are not supported")
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
+        self.model.set_attn_implementation(ATTENTION)
+        for module in self.model.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                module.relax_step = self._step
+
+    @torch.inference_mode()
+    def _probe_shape(self) -> KvShape:
+        """Learn the shape of keys and values from a forward of two tokens."""
+        seen: dict[int, tuple[int, int, int]] = {}
+
+        def spy(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+        ) -> tuple[Tensor, None]:
+            seen[module.layer_idx] = (key.shape[1], key.shape[-1], value.shape[-1])
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, spy)
+        self.model(input_ids=torch.tensor([_PROBE[:2]]), use_cache=False)
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
+        layers = int(self.config.num_hidden_layers)
+        if set(seen) != set(range(layers)) or len(set(seen.values())) != 1:
+            raise ConfigError(f"{type(self.model).__name__}: key-value shapes differ by layer")
+        width = self.routes.width if self.routes is not None else 0
+        return KvShape(layers, *seen[0], width, self.dtype)
+
+    @torch.inference_mode()
+    def _verify(self) -> None:
+        """Refuse a model on which our attention and transformers' own do not agree."""
+        parts = [_PROBE[:3], _PROBE[3:5], _PROBE[5:]]
+        own = [self.forward([part], [_PROBE.index(part[0])])[0] for part in parts][-1][0]
+        self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa else "eager")
+        theirs = self.model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
+        self.model.set_attn_implementation(ATTENTION)
+        own, theirs = own.log_softmax(-1), theirs.log_softmax(-1)
+        difference = float((own - theirs).abs().max())
+        limit = _PROBE_TOLERANCE[str(self.dtype).removeprefix("torch.")]
+        if difference > limit:  # NaN passes: bad weights are not the attention's fault
+            raise ConfigError(
+                f"{type(self.model).__name__}: log-probs differ by {difference:.2g} from "
+                "transformers' own attention",
+                hint="serve this model with real SGLang (engine.kind: sglang)",
+            )
+
+
+def _span(step: Step, tokens: Sequence[Sequence[int]], row: int) -> Tensor:
+    end = int(step.last[row]) + 1
+    return torch.arange(end - len(tokens[row]), end)
+
+
+def load_model(folder: Path, dtype: str) -> Any:
+    """Load a causal LM from a folder.
+
+    Raises:
+        ConfigError: if there is no model that transformers can load.
+    """
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"no model in {folder}: config.json is missing")
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ConfigError(f"cannot load {folder}: {error}") from error
+    for parameter in model.parameters():
+        # Own memory instead of the mapped file, which somebody may write again.
+        parameter.data = parameter.data.clone()
+    return model.eval().requires_grad_(False)
+
+
+def stop_tokens(model: Any) -> frozenset[int]:
+    """Return the ids that end an answer according to the model's own files."""
+    ids: set[int] = set()
+    for config in (model.generation_config, model.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        ids.update(found if isinstance(found, list) else [] if found is None else [found])
+    return frozenset(ids)
+
+
+def _record_routes(model: Any, config: Any) -> Routes | None:
+    """Make a mixture-of-experts model keep the expert ids of each forward; None if dense."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    experts = {
+        _layer_of(name): module
+        for name, module in model.named_modules()
+        if hasattr(module, "_is_expert_parallel")
+    }
+    if not experts:
+        return None
+    routes = Routes(config.num_hidden_layers, config.num_experts_per_tok, sorted(experts))
+    for layer, module in experts.items():
+        module.relax_routes = (routes.chosen, layer)
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _recording_experts)
+    model.set_experts_implementation(EXPERTS)
+    return routes
+
+
+def _layer_of(name: str) -> int:
+    found = re.search(r"\blayers\.(\d+)\.", name)
+    if found is None:
+        raise ConfigError(f"cannot tell the layer of the experts at {name}")
+    return int(found[1])
+
+
+def _recording_experts(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    chosen, layer = module.relax_routes
+    chosen[layer] = top_k_index
+    return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
