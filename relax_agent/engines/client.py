@@ -35,7 +35,7 @@ from relax_agent.engines.folder import (
 )
 from relax_agent.engines.protocol import GenerateRequest, GenerateResult, PauseMode
 from relax_agent.engines.wire import decode_result, encode_request, parse_version
-from relax_agent.errors import EngineError, EngineRejected, EngineUnavailable
+from relax_agent.errors import EngineError, EngineRejected, EngineUnavailable, StorageError
 
 _T = TypeVar("_T")
 
@@ -78,6 +78,7 @@ class EngineClient:
         token: str | None = None,
         name: str | None = None,
         model_path: str | None = None,
+        facts: ModelFacts | None = None,
         generate_timeout_s: float = 600.0,
         control_timeout_s: float = 60.0,
         connections: int = 256,
@@ -89,6 +90,7 @@ class EngineClient:
             token: Sent as bearer token.
             name: What errors call this engine; its address if None.
             model_path: Folder of the served model; asked from the engine if None.
+            facts: What to know of the model; read from that folder if None.
             generate_timeout_s: Running time of one request; paused time does not count.
             control_timeout_s: Time of every other call.
             connections: Upper limit of sockets at a time.
@@ -97,7 +99,7 @@ class EngineClient:
         self._name = name or self.url
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._model_path = model_path
-        self._facts: ModelFacts | None = None
+        self._facts = facts
         self._served: Manifest | None = None
         self._cache_key: str | None = None
         self._generate_timeout_s = generate_timeout_s
@@ -137,12 +139,13 @@ class EngineClient:
             MissingLogprobs: if the answer lacks log-probs.
         """
         facts = await self._model_facts()
-        _check_ids(request, facts, self._name)
+        if facts is not None:
+            _check_ids(request, facts, self._name)
         payload = encode_request(request, self._cache_key)
         body = await self._within_budget(
             self._call("POST", "/generate", payload=payload, timeout_s=None), request.rid
         )
-        return decode_result(body, request, facts.routes, self._name)
+        return decode_result(body, request, facts.routes if facts else None, self._name)
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop sampling; the time budget of running requests stands still."""
@@ -172,10 +175,7 @@ class EngineClient:
         Raises:
             EngineRejected: if names or shapes are not those of the served model.
         """
-        served = await self._served_manifest()
-        difference = manifest_difference(await asyncio.to_thread(read_manifest, path), served)
-        if difference is not None:
-            raise EngineRejected(f"the weights in {path} do not fit {self._name}: {difference}")
+        await self._check_weights(path)
         # Flushing is a call of its own: with live requests under an in_place pause SGLang would
         # load the weights and still answer that it failed.
         payload = {"model_path": path, "weight_version": str(version), "flush_cache": False}
@@ -224,20 +224,33 @@ class EngineClient:
         return parse_version((await self.model_info()).get("weight_version"))
 
     async def _folder(self) -> str:
-        """Find the folder that the engine started from; updates change what it reports."""
+        """Find the folder that the engine started from, empty for an engine without a model.
+
+        It is asked for once: updates change what the engine reports.
+        """
         if self._model_path is None:
             self._model_path = str((await self.model_info())["model_path"])
         return self._model_path
 
-    async def _model_facts(self) -> ModelFacts:
-        if self._facts is None:
-            self._facts = await asyncio.to_thread(read_model_facts, await self._folder())
+    async def _model_facts(self) -> ModelFacts | None:
+        if self._facts is None and (folder := await self._folder()):
+            self._facts = await asyncio.to_thread(read_model_facts, folder)
         return self._facts
 
-    async def _served_manifest(self) -> Manifest:
-        if self._served is None:
-            self._served = await asyncio.to_thread(read_manifest, await self._folder())
+    async def _served_manifest(self) -> Manifest | None:
+        if self._served is None and (folder := await self._folder()):
+            self._served = await asyncio.to_thread(read_manifest, folder)
         return self._served
+
+    async def _check_weights(self, path: str) -> None:
+        served = await self._served_manifest()
+        try:
+            manifest = await asyncio.to_thread(read_manifest, path)
+        except StorageError as error:
+            raise EngineRejected(f"{self._name} cannot take weights: {error}") from error
+        difference = None if served is None else manifest_difference(manifest, served)
+        if difference is not None:
+            raise EngineRejected(f"the weights in {path} do not fit {self._name}: {difference}")
 
     async def _within_budget(self, call: Coroutine[Any, Any, _T], rid: str) -> _T:
         """Await ``call``, counting only the time during which the engine is not paused."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __version__ = "0.4.10"
-globals()["__path__"] = []  # a package whose submodules are all made up
+__path__ = []  # this module is a package whose submodules are all made up
 
 
 class _Absent:
