@@ -1,5 +1,6 @@
 """The trajectory queue: where finished groups wait for the trainer, with bounded staleness."""
 
+from relax_agent.queue.local import LocalQueue
 from relax_agent.queue.payload import load_group, save_group
 from relax_agent.queue.protocol import (
     DropReason,
@@ -15,6 +16,7 @@ __all__ = [
     "DropReason",
     "Lease",
     "LeasedGroup",
+    "LocalQueue",
     "QueueSettings",
     "QueueStats",
     "Restored",
