@@ -80,7 +80,7 @@ class EnvSpec:
 
     def to_json(self) -> str:
         """Return the spec as JSON, or raise ConfigError naming what is not plain data."""
-        data = {
+        data: dict[str, Any] = {
             "id": self.id,
             "entry_point": _reference(self.entry_point),
             "kwargs": dict(self.kwargs),

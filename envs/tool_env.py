@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,7 +85,7 @@ class Transcript(list[Message]):
         return [(call, result) for call, result in self.calls if result.ok]
 
 
-class ToolEnv(Env):
+class ToolEnv(Env, ABC):
     """An environment made of tools, tasks and a score."""
 
     tools: Any = ()
@@ -222,9 +222,9 @@ class ToolEnv(Env):
         return score.reward, metrics | {k: float(v) for k, v in score.metrics.items()}
 
     async def _score(self) -> Score:
-        function = partial(self.score, self._task(), self.transcript)
+        function: Callable[[], Any] = partial(self.score, self._task(), self.transcript)
         if inspect.iscoroutinefunction(self.score):
-            value: Any = await function()
+            value = await function()
         else:
             value = await THREADS.run(function)
         return value if isinstance(value, Score) else Score(float(value))

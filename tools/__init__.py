@@ -15,8 +15,9 @@ from relax_agent.tools.result import ToolResult
 from relax_agent.tools.toolset import AnyToolset, Toolset
 
 if TYPE_CHECKING:
+    from relax_agent.tools.app import create_tool_app
     from relax_agent.tools.client import RemoteToolset
-    from relax_agent.tools.server import create_tool_app, serve
+    from relax_agent.tools.server import open_server, serve
 
 __all__ = [
     "AnyToolset",
@@ -28,13 +29,15 @@ __all__ = [
     "ToolResult",
     "Toolset",
     "create_tool_app",
+    "open_server",
     "serve",
     "tool",
 ]
 
 _LAZY = {
     "RemoteToolset": "relax_agent.tools.client",
-    "create_tool_app": "relax_agent.tools.server",
+    "create_tool_app": "relax_agent.tools.app",
+    "open_server": "relax_agent.tools.server",
     "serve": "relax_agent.tools.server",
 }
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
 
 import docstring_parser
+import typing_extensions
 from pydantic import ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
-from typing_extensions import TypedDict
 
 from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
 
@@ -95,7 +95,8 @@ def arguments_of(
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     hints = _hints(function, name)
     fields = {p.name: _field(p, name, hints, docs) for p in parameters}
-    body = TypedDict(name, fields)  # type: ignore[operator]
+    make_typed_dict: Any = typing_extensions.TypedDict
+    body: Any = make_typed_dict(name, fields)
     body.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(body)
