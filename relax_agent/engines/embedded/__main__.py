@@ -73,14 +73,25 @@ def _cannot_bind(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def watch_parent(pid: int) -> None:
-    """End this process when its parent is no longer ``pid``."""
+    """End this process when the process ``pid``, usually its parent, is gone."""
+    direct = os.getppid() == pid
 
     def poll() -> None:
-        while os.getppid() == pid:
+        while os.getppid() == pid if direct else _exists(pid):
             time.sleep(_PARENT_POLL_S)
         os._exit(0)
 
     threading.Thread(target=poll, name="watch-parent", daemon=True).start()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def build_server(settings: EmbeddedSettings, on_death: Any = lambda: None) -> Any:

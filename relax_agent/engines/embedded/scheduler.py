@@ -85,7 +85,7 @@ class Scheduler:
         self._sampler: Sampler | None = None
         self._session: WeightSession | None = None
         self._when_drained: deque[Callable[[], None]] = deque()
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
 

@@ -171,16 +171,15 @@ class Sequence:
         """Gather the answer; ``routes`` are those of its row, ``[tokens, layers, top_k]``."""
         assert self.finish_reason is not None
         routes = self._all_routes(routes)
-        ends = [start for _, start in self._spans[1:]] + [len(self.output_ids)]
+        starts = [start for _, start in self._spans]
+        spans = zip(self._spans, [*starts, len(self.output_ids)][1:], strict=True)
         return Outcome(
             job=self.job,
             output_ids=self.output_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self._prompt_logprobs,
             finish_reason=self.finish_reason,
-            spans=[
-                (name, start, end) for (name, start), end in zip(self._spans, ends, strict=True)
-            ],
+            spans=[(name, start, end) for (name, start), end in spans],
             version=version,
             routes=None if routes is None else routes[self.job.routes_start :],
             cached_tokens=self._cached or 0,

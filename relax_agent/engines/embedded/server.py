@@ -192,7 +192,7 @@ class EngineServer:
     async def health_generate(self, request: web.Request) -> web.Response:
         """Sample one token; under a pause, only ask the scheduler's thread for a sign of life."""
         if self.scheduler.paused or not self.scheduler.alive:
-            probe = asyncio.wrap_future(self.scheduler.call(lambda: None))
+            probe: asyncio.Future[Any] = asyncio.wrap_future(self.scheduler.call(lambda: None))
         else:
             body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
             sequence = self.scheduler.submit(parse_generate(body, self.limits, 0))
