@@ -151,7 +151,7 @@ def make_tasks(
     if not 0.0 <= word_share <= 1.0:
         raise ConfigError(f"word_share must lie between 0 and 1, not {word_share}")
     room = 9 * (max_operand + 1) ** 3 if max_operand >= 0 else 0
-    if min(train_tasks, eval_tasks) < 1 or train_tasks + eval_tasks > room // 2:
+    if min(train_tasks, eval_tasks) < 1 or train_tasks + eval_tasks > 2 * room // 3:
         raise ConfigError(
             f"{train_tasks} + {eval_tasks} tasks cannot be drawn from {room} expressions",
             hint="choose 1 or more of each, or a larger max_operand",
@@ -233,11 +233,11 @@ def _tasks(split: str, questions: Sequence[Question]) -> list[Task]:
 def _spoilt(question: Question, rng: random.Random) -> Question:
     """Change one part of a question into another one."""
     part = rng.choice(["first", "second", "third", "op1", "op2"])
-    old = getattr(question, part)
-    if isinstance(old, str):
-        return replace(question, **{part: rng.choice([o for o in _WORDS if o != old])})
     largest = max(question.first, question.second, question.third, 9)
-    return replace(question, **{part: rng.choice([n for n in range(largest + 1) if n != old])})
+    choices: list[Any] = list(_WORDS) if part.startswith("op") else list(range(largest + 1))
+    choices.remove(getattr(question, part))
+    changes: dict[str, Any] = {part: rng.choice(choices)}
+    return replace(question, **changes)
 
 
 def _is_first_half(history: Sequence[Message]) -> bool:
