@@ -1,0 +1,86 @@
+# Everything that a newcomer, a developer and CI run. `make` alone lists it.
+
+PYTHON        ?= python3.11
+# More options for pip, e.g. PIP_ARGS="--index-url https://my.mirror/simple"
+PIP_ARGS      ?=
+# More options for the demo runs, e.g. ARGS="--set steps=20"
+ARGS          ?=
+# More options for pytest, e.g. PYTEST_ARGS="-k queue -x"
+PYTEST_ARGS   ?=
+
+VENV          := .venv
+SGLANG_VENV   := .venv-sglang
+SGLANG_FILES  := relax_agent/engines/sglang_cpu
+TYPING        := build/typing/relax_agent
+RECIPE        := configs/calculator-moe.yaml
+TRAIN         := $(VENV)/bin/relax-agent train $(RECIPE)
+SGLANG        := --set engine.kind=sglang --set engine.count=1 --set weights.kind=disk
+# A run that is over in minutes and has nothing to prove but that every part does its work.
+SMOKE         := --set eval.tasks=32 --set goal.success_last=null --set goal.success_rise=null \
+                 --set goal.greedy_rise=null
+
+# One thread a process: a run has several processes that would otherwise fight for the cores.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv venv-sglang demo demo-sglang smoke smoke-sglang test test-sglang lint format \
+        typing clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+venv: $(VENV)/.stamp typing  ## create .venv with everything that training on a CPU needs
+
+# torch comes through the constraints file: a loose one pulls gigabytes of CUDA with it.
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,dev]'
+	touch $@
+
+venv-sglang: $(SGLANG_VENV)/.stamp  ## create .venv-sglang with real SGLang for a CPU
+
+# SGLang's own list of dependencies wants CUDA; the two files name what a CPU needs.
+$(SGLANG_VENV)/.stamp: constraints.txt $(wildcard $(SGLANG_FILES)/*.txt)
+	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt \
+	    -r $(SGLANG_FILES)/requirements.txt
+	$(SGLANG_VENV)/bin/python -m pip install -q $(PIP_ARGS) --no-deps \
+	    -r $(SGLANG_FILES)/requirements-no-deps.txt
+	touch $@
+
+demo: $(VENV)/.stamp  ## train a small mixture-of-experts model to use a calculator
+	$(TRAIN) $(ARGS)
+
+demo-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## the same with real SGLang as the engine
+	$(TRAIN) $(SGLANG) --set name=calculator-moe-sglang $(ARGS)
+
+smoke: $(VENV)/.stamp  ## the demo's recipe for ten steps
+	$(TRAIN) $(SMOKE) --set name=smoke --set steps=10 $(ARGS)
+
+smoke-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## the demo's recipe for five steps on real SGLang
+	$(TRAIN) $(SMOKE) $(SGLANG) --set name=smoke-sglang --set steps=5 $(ARGS)
+
+test: $(VENV)/.stamp  ## run the tests that need neither SGLang nor a GPU
+	$(VENV)/bin/python -m pytest -m "not sglang and not gpu" $(PYTEST_ARGS)
+
+test-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## run the tests that need real SGLang
+	$(VENV)/bin/python -m pytest -m sglang $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp typing  ## check style, format and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	MYPYPATH=build/typing $(VENV)/bin/mypy -p relax_agent
+
+format: $(VENV)/.stamp  ## put the code into its format
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+# Type checkers do not follow the mapping of the outer folders into the package: links do it.
+typing:
+	@rm -rf $(TYPING) && mkdir -p $(TYPING)
+	@ln -s $(addprefix $(CURDIR)/,$(filter-out %/__pycache__,$(wildcard relax_agent/*))) $(TYPING)/
+	@ln -s $(CURDIR)/envs $(CURDIR)/tools $(CURDIR)/trainers $(TYPING)/
+
+clean:  ## remove what was built, downloaded packages and runs kept
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find relax_agent envs tools trainers tests -name __pycache__ -type d -prune -exec rm -rf {} +
