@@ -34,7 +34,7 @@ from relax_agent.engines.folder import (
     read_model_facts,
 )
 from relax_agent.engines.protocol import GenerateRequest, GenerateResult, PauseMode
-from relax_agent.engines.wire import decode_result, encode_request, parse_version
+from relax_agent.engines.wire import decode_result, encode_request, parse_version, wire_rid
 from relax_agent.errors import EngineError, EngineRejected, EngineUnavailable, StorageError
 
 _T = TypeVar("_T")
@@ -159,7 +159,8 @@ class EngineClient:
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all of them with None."""
-        await self._post("/abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+        which = {"abort_all": True} if rid is None else {"rid": wire_rid(rid)}
+        await self._post("/abort_request", which)
 
     async def flush_cache(self) -> None:
         """Forget all cached prefixes; refused while requests hold them."""

@@ -109,7 +109,7 @@ class ScriptedServer:
     async def _abort(self, request: web.Request) -> web.Response:
         body = await request.json()
         if body.get("abort_all") or body.get("rid"):
-            await self.engine.abort(None if body.get("abort_all") else body["rid"])
+            await self.engine.abort(None if body.get("abort_all") else _plain_rid(body["rid"]))
         return web.Response()
 
     async def _flush(self, request: web.Request) -> web.Response:
@@ -155,6 +155,11 @@ class ScriptedServer:
         return web.json_response(await self.engine.server_info())
 
 
+def _plain_rid(rid: str) -> str:
+    """Undo :func:`~relax_agent.engines.wire.wire_rid`, so that tests see the ids they chose."""
+    return rid.removesuffix(";")
+
+
 def _ok() -> web.Response:
     return web.json_response({"success": True, "message": "ok"})
 
@@ -173,7 +178,7 @@ def _read_request(body: dict[str, Any]) -> GenerateRequest:
     return GenerateRequest(
         body["input_ids"],
         SamplingParams(**params),
-        body["rid"],
+        _plain_rid(body["rid"]),
         body.get("return_routed_experts", False),
         body.get("routed_experts_start_len", 0),
     )

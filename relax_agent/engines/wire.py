@@ -39,6 +39,11 @@ class RouteShape:
         return np.uint8 if self.experts <= 256 else np.uint16
 
 
+def wire_rid(rid: str) -> str:
+    """Give an id an end: SGLang aborts every request whose id *starts* with the given one."""
+    return f"{rid};"
+
+
 def encode_request(request: GenerateRequest, cache_key: str | None = None) -> dict[str, Any]:
     """Write a request as the body of ``POST /generate``.
 
@@ -60,7 +65,7 @@ def encode_request(request: GenerateRequest, cache_key: str | None = None) -> di
     if sampling.ignore_eos:
         params["ignore_eos"] = True
     body: dict[str, Any] = {
-        "rid": request.rid,
+        "rid": wire_rid(request.rid),
         "input_ids": list(request.input_ids),
         "sampling_params": params,
         "return_logprob": True,
