@@ -72,9 +72,9 @@ class PrefixTree:
         wanted = len(tokens) - length
         if wanted <= 0:
             return length, self._root.indices
+        parent = self._split(path[-1], within) if path else self._root
         indices = self._allocate(wanted)
         if len(indices):
-            parent = self._split(path[-1], within) if path else self._root
             self._attach(parent, list(tokens[length : length + len(indices)]), indices)
         return length, indices
 
@@ -108,6 +108,7 @@ class PrefixTree:
         node.parent.children[upper.tokens[0]] = upper
         node.tokens, node.indices = node.tokens[length:], node.indices[length:]
         node.parent = upper
+        node.used -= 1  # this part was not asked for: it may make room for what was
         upper.children[node.tokens[0]] = node
         return upper
 

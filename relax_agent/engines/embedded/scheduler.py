@@ -401,19 +401,19 @@ class Scheduler:
     # Control.
 
     def _abort(self, wanted: Callable[[Sequence], bool]) -> int:
+        before = self.counters["aborted"]
         for at in reversed(range(len(self._running))):
             if wanted(self._running[at]):
                 self._end_aborted(self._running[at], at)
                 self._release(at)
         stay: deque[Sequence] = deque()
-        count = self.counters["aborted"]
         for sequence in self._waiting:
             if wanted(sequence):
                 self._end_aborted(sequence, None)
             else:
                 stay.append(sequence)
         self._waiting = stay
-        return self.counters["aborted"] - count
+        return self.counters["aborted"] - before
 
     def _end_aborted(self, sequence: Sequence, at: int | None) -> None:
         self.counters["aborted"] += 1
