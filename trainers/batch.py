@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +88,7 @@ class MicroBatch:
 
     def to(self, device: str | torch.device) -> MicroBatch:
         """Return the same micro-batch with every tensor on ``device``."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device)
             for name in self.__dataclass_fields__
             if isinstance(value := getattr(self, name), Tensor)

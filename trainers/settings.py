@@ -16,15 +16,15 @@ class WarmStartSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    episodes: int = Field(256, ge=0)
+    episodes: int = Field(default=256, ge=0)
     """Expert episodes to collect; 0 turns the warm start off."""
-    noise: float = Field(0.0, ge=0.0, le=1.0)
+    noise: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of expert answers that are wrong on purpose, so that something is left to learn."""
-    steps: int = Field(0, ge=0)
+    steps: int = Field(default=0, ge=0)
     """Supervised optimizer steps; 0 turns the warm start off."""
-    batch_episodes: int = Field(32, ge=1)
+    batch_episodes: int = Field(default=32, ge=1)
     """Expert episodes per supervised step."""
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0)
     """Learning rate of the supervised steps, constant after a short linear rise."""
 
     @property
@@ -38,11 +38,11 @@ class ParallelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tensor: int = Field(1, ge=1)
+    tensor: int = Field(default=1, ge=1)
     """Ranks that share each matrix."""
-    pipeline: int = Field(1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
     """Ranks that share the layers."""
-    expert: int = Field(1, ge=1)
+    expert: int = Field(default=1, ge=1)
     """Ranks that share the experts of a layer."""
 
 
@@ -57,35 +57,35 @@ class TrainerSettings(BaseModel):
     """Where the weights live."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of forward and backward; the optimizer's own copy is always float32."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     """CPU threads per rank."""
-    ranks: int = Field(1, ge=1)
+    ranks: int = Field(default=1, ge=1)
     """Processes. ``torch`` has one."""
     parallel: ParallelSettings = ParallelSettings()
     """How the ranks share the model."""
 
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from 0 to ``lr``."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decoupled weight decay; matrices only, never norms or biases."""
-    clip_grad: float = Field(1.0, gt=0)
+    clip_grad: float = Field(default=1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
 
-    micro_batch_tokens: int = Field(4096, ge=2)
+    micro_batch_tokens: int = Field(default=4096, ge=2)
     """Tokens of one forward pass. A longer sequence is an error."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Logits are divided by it before log-probs are compared; the recipe sets the rollout's own."""
     routing_replay: bool = True
     """Use the experts that the engine chose (R3). Without effect on a model without experts."""
     recompute: Literal["none", "full"] = "none"
     """``full``: keep only each layer's input and run its forward again in the backward pass."""
-    timeout_s: float = Field(1800.0, gt=0)
+    timeout_s: float = Field(default=1800.0, gt=0)
     """Longest that one step, one publication or one checkpoint may take, in seconds."""
     seed: int = 0
     """Seeds everything the trainer draws."""

@@ -240,7 +240,7 @@ def _load(settings: TrainerSettings, model_path: Path) -> Any:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device is cuda, but this machine has none")
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"cannot load a model from {model_path}: {first}") from error

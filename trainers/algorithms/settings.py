@@ -13,11 +13,11 @@ class GrpoSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["grpo"] = "grpo"
-    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
     """The ratio is held above ``1 - clip_low``."""
-    clip_high: float = Field(0.28, ge=0)
+    clip_high: float = Field(default=0.28, ge=0)
     """The ratio is held below ``1 + clip_high``."""
-    dual_clip: float | None = Field(3.0, gt=1)
+    dual_clip: float | None = Field(default=3.0, gt=1)
     """A negative advantage gives a loss of at most ``-dual_clip × advantage``; null: no bound."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation."""
