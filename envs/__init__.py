@@ -19,6 +19,7 @@ from relax_agent.envs.registration import (
 )
 from relax_agent.envs.tasks import Split, Task, TaskOrder, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
+from relax_agent.envs.wrappers import TurnLimit
 
 __all__ = [
     "Env",
@@ -36,6 +37,7 @@ __all__ = [
     "TaskSet",
     "ToolEnv",
     "Transcript",
+    "TurnLimit",
     "Wrapper",
     "WrapperSpec",
     "load_plugins",

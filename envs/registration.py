@@ -27,7 +27,7 @@ from typing import Any, TypeVar, overload
 from relax_agent.envs.core import Env, SyncEnv, Wrapper
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.threaded import ThreadedEnv
-from relax_agent.errors import ConfigError, UnknownEnv
+from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv
 
 logger = logging.getLogger(__name__)
 
@@ -202,13 +202,17 @@ def make(env: str | EnvSpec, **kwargs: Any) -> Env:
     chosen = replace(chosen, kwargs={**chosen.kwargs, **kwargs})
     factory = _load(chosen.entry_point, chosen.id)
     _check_arguments(factory, chosen)
-    built = _build(factory, chosen)
+    try:
+        built = _build(factory, chosen)
+    except RelaxError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise EnvError(f"{chosen.id}: its constructor raised {reason}") from error
     built.spec = chosen
-    guarded: Env = Guard(built)
     for item in chosen.wrappers:
-        wrap = _load(item.entry_point, chosen.id)
-        guarded = wrap(guarded, **item.kwargs)
-    return guarded
+        built = _load(item.entry_point, chosen.id)(built, **item.kwargs)
+    return Guard(built)
 
 
 def _build(factory: Callable[..., Any], chosen: EnvSpec) -> Env:

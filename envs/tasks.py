@@ -41,13 +41,16 @@ class TaskSet:
 
     def __init__(self, train: Iterable[Task], eval: Iterable[Task] = ()) -> None:
         self._tasks: dict[str, Task] = {}
-        self._ids: dict[str, list[str]] = {"train": [], "eval": []}
-        for split, tasks in zip(SPLITS, (train, eval), strict=True):
-            for task in tasks:
-                if task.id in self._tasks:
-                    raise ConfigError(f"two tasks have the id {task.id!r}")
-                self._tasks[task.id] = task
-                self._ids[split].append(task.id)
+        self._ids = {"train": self._add(train), "eval": self._add(eval)}
+
+    def _add(self, tasks: Iterable[Task]) -> tuple[str, ...]:
+        ids = []
+        for task in tasks:
+            if task.id in self._tasks:
+                raise ConfigError(f"two tasks have the id {task.id!r}")
+            self._tasks[task.id] = task
+            ids.append(task.id)
+        return tuple(ids)
 
     @classmethod
     def split(cls, tasks: Iterable[Task], *, eval_share: float) -> TaskSet:
@@ -91,7 +94,7 @@ class TaskSet:
         """Return the ids of one split, in the order given."""
         if split not in self._ids:
             raise ConfigError(f"there is no split {split!r}", hint="train or eval")
-        return tuple(self._ids[split])
+        return self._ids[split]
 
     def sample_order(self, seed: int, *, split: Split = "train", position: int = 0) -> TaskOrder:
         """Return the endless, resumable order of one split."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -27,9 +28,9 @@ class ThreadedEnv(Env):
 
     def __init__(self, factory: Callable[[], SyncEnv], *, timeout_s: float = 300.0) -> None:
         self._timeout_s = timeout_s
-        self._worker = Worker("relax-env")
         self._dead: str | None = None
         self._closed = False
+        self._worker = Worker("relax-env")
         self.inner = self._construct(factory)
         self.tools = self.inner.tools
         self.tasks = self.inner.tasks
@@ -67,9 +68,17 @@ class ThreadedEnv(Env):
             return
         self._closed = True
         try:
-            if self._dead is None:
+            if inspect.iscoroutinefunction(self.inner.close):  # Env's own, which does nothing
+                await self.inner.close()
+            elif self._dead is None:
                 await self._run("close", self.inner.close)
+            else:  # as soon as the abandoned call has ended, if it ever does
+                self._worker.post(self.inner.close)
         finally:
+            self._worker.close()
+
+    def __del__(self) -> None:
+        if not self._closed:
             self._worker.close()
 
     async def _run(self, call: str, function: Callable[[], T]) -> T:

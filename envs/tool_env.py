@@ -164,7 +164,12 @@ class ToolEnv(Env, ABC):
         task_id, split = options.pop("task", None), options.pop("split", "train")
         if options:
             raise EnvError(f"unknown reset option {next(iter(options))!r}", hint="task or split")
-        return self.tasks[self.rng.choice(self.tasks.ids(split)) if task_id is None else task_id]
+        if task_id is not None:
+            return self.tasks[task_id]
+        ids = self.tasks.ids(split)
+        if not ids:
+            raise EnvError(f"{type(self).__name__} has no tasks in its {split} split")
+        return self.tasks[self.rng.choice(ids)]
 
     async def step(self, action: AssistantMessage) -> StepResult:
         """Run the message's tool calls, or end the episode with its answer."""

@@ -12,26 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _MAX_IDLE = 32
 """Idle threads kept for the next job; more than that end."""
-
-
-def _deliver(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)
 
 
 def _as_exception(error: BaseException) -> BaseException:
@@ -41,10 +36,15 @@ def _as_exception(error: BaseException) -> BaseException:
     return error
 
 
+def _log_failure(future: concurrent.futures.Future[object]) -> None:
+    if future.exception() is not None:
+        logger.warning("a job that nobody waits for failed: %r", future.exception())
+
+
 class _Job:
     """One function call on its way through a thread and back to the event loop."""
 
-    __slots__ = ("context", "function", "future", "loop", "on_end")
+    __slots__ = ("context", "error", "function", "future", "loop", "on_end", "value")
 
     def __init__(self, function: Callable[[], Any], on_end: Callable[[], None] | None) -> None:
         self.function = function
@@ -52,20 +52,25 @@ class _Job:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.context = contextvars.copy_context()
+        self.value: Any = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
-        value, error = None, None
         try:
-            value = self.context.run(self.function)
+            self.value = self.context.run(self.function)
         except BaseException as raised:
-            error = _as_exception(raised)
-        try:
-            self.loop.call_soon_threadsafe(self._finish, value, error)
-        except RuntimeError:
-            return  # the event loop has been closed: nobody waits for this result any more
+            self.error = _as_exception(raised)
 
-    def _finish(self, value: Any, error: BaseException | None) -> None:
-        _deliver(self.future, value, error)
+    def deliver(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if not self.future.cancelled():
+            if self.error is None:
+                self.future.set_result(self.value)
+            else:
+                self.future.set_exception(self.error)
         if self.on_end is not None:
             self.on_end()
 
@@ -73,17 +78,25 @@ class _Job:
 class _BlockingJob:
     """A job whose caller blocks; used to construct an environment in its own thread."""
 
-    __slots__ = ("function", "future")
+    __slots__ = ("error", "function", "future", "value")
 
-    def __init__(self, function: Callable[[], Any], future: concurrent.futures.Future[Any]) -> None:
+    def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
-        self.future = future
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.value: Any = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self.future.set_result(self.function())
+            self.value = self.function()
         except BaseException as raised:
-            self.future.set_exception(_as_exception(raised))
+            self.error = _as_exception(raised)
+
+    def deliver(self) -> None:
+        if self.error is None:
+            self.future.set_result(self.value)
+        else:
+            self.future.set_exception(self.error)
 
 
 class Worker:
@@ -91,7 +104,8 @@ class Worker:
 
     def __init__(self, name: str = "relax-worker") -> None:
         self._jobs: SimpleQueue[_Job | _BlockingJob | None] = SimpleQueue()
-        self._busy = 0
+        self._handed = 0  # written by callers only, as _ended is by the thread: no lock needed
+        self._ended = 0
         self._after: Callable[[Worker], bool] | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -99,7 +113,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether a job runs or waits; an abandoned one counts until it ends."""
-        return self._busy > 0
+        return self._handed != self._ended
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run ``function`` in this thread. Cancellation abandons the job, it does not stop it."""
@@ -109,28 +123,40 @@ class Worker:
         self, function: Callable[[], T], on_end: Callable[[], None] | None = None
     ) -> asyncio.Future[T]:
         """Hand a job over; ``on_end`` runs in the event loop when it has really ended."""
-        self._busy += 1
         job = _Job(function, on_end)
-        self._jobs.put(job)
+        self._hand(job)
         return job.future
 
     def run_blocking(self, function: Callable[[], T], timeout_s: float) -> T:
         """Run ``function`` in this thread and block the caller; for code outside a loop."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._busy += 1
-        self._jobs.put(_BlockingJob(function, future))
-        return future.result(timeout_s)
+        job = _BlockingJob(function)
+        self._hand(job)
+        value: T = job.future.result(timeout_s)
+        return value
+
+    def post(self, function: Callable[[], object]) -> None:
+        """Run ``function`` after the jobs before it, with nobody waiting; failures are logged."""
+        job = _BlockingJob(function)
+        job.future.add_done_callback(_log_failure)
+        self._hand(job)
 
     def close(self) -> None:
         """Let the thread end after the jobs it has."""
         self._jobs.put(None)
 
+    def _hand(self, job: _Job | _BlockingJob) -> None:
+        self._handed += 1
+        self._jobs.put(job)
+
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
-            self._busy -= 1
+            self._ended += 1
+            # Free again before the caller hears of it: its next job then finds this thread.
+            stays = self._after is None or self._after(self)
+            job.deliver()
             del job  # an idle thread must not keep the last job's arguments alive
-            if self._after is not None and not self._after(self):
+            if not stays:
                 return
 
 
@@ -152,11 +178,12 @@ class Threads:
     ) -> asyncio.Future[T]:
         """Run ``function`` in a thread of its own; see :meth:`Worker.submit`."""
         with self._lock:
-            self._running += 1
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = Worker("relax-thread")
             worker._after = self._take_back
+        with self._lock:
+            self._running += 1
         return worker.submit(function, on_end)
 
     async def run(self, function: Callable[[], T]) -> T:

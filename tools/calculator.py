@@ -3,8 +3,8 @@
 The expression is read by a hand-written recursive-descent parser; nothing of it is ever executed
 as Python. Every value is a :class:`fractions.Fraction`. A result that is whole prints as an
 integer, one with a finite decimal expansion of at most 12 places as a decimal (``0.125``), any
-other as a reduced fraction (``22/7``). Length, nesting and magnitude are limited, so a call takes
-microseconds and cannot be made to take more.
+other as a reduced fraction (``22/7``). Length and nesting are limited. There are no powers, so a
+result has hardly more digits than the expression, and a call takes microseconds at most.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ MAX_LENGTH = 200
 """Characters of an expression."""
 MAX_DEPTH = 32
 """Nested parentheses and signs."""
-MAX_BITS = 1024
-"""Size of a numerator or denominator."""
 _PLACES = 12
 
 _TOKEN = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)|([-+*/()]))", re.ASCII)
@@ -101,7 +99,7 @@ class _Parser:
         value = self.product(depth)
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
-            value = _limited(value + sign * self.product(depth))
+            value += sign * self.product(depth)
         return value
 
     def product(self, depth: int) -> Fraction:
@@ -111,7 +109,7 @@ class _Parser:
             operator, right = self.take(), self.factor(depth)
             if operator == "/" and right == 0:
                 raise _wrong("division by zero")
-            value = _limited(value * right if operator == "*" else value / right)
+            value = value * right if operator == "*" else value / right
         return value
 
     def factor(self, depth: int) -> Fraction:
@@ -131,9 +129,3 @@ class _Parser:
         if token in ("*", "/", ")"):
             raise _wrong(f"expected a number, found '{token}'")
         return Fraction(token)
-
-
-def _limited(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise _wrong("a number is too large")
-    return value

@@ -243,7 +243,12 @@ class Tool(Generic[P, R]):
     async def _start(self, values: dict[str, Any], give_back: Callable[[], None]) -> Any:
         if not self._async and not self.inline:
             # The place is given back when the thread has really ended, not when we stop waiting.
-            return await THREADS.submit(partial(self.function, **values), give_back)
+            try:
+                job = THREADS.submit(partial(self.function, **values), give_back)
+            except RuntimeError:  # the system has no more threads
+                give_back()
+                raise
+            return await job
         try:
             value: Any = self.function(**values)  # type: ignore[call-arg]
             return await value if isinstance(value, Awaitable) else value

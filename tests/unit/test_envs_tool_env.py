@@ -1,0 +1,345 @@
+"""ToolEnv: concurrent calls, failures as messages, an end, a score; and policies that play."""
+
+import asyncio
+import threading
+
+import pytest
+
+from relax_agent import tool
+from relax_agent.envs import (
+    RandomPolicy,
+    Score,
+    Task,
+    TaskSet,
+    ToolEnv,
+    make,
+    play,
+    register,
+    registry,
+)
+from relax_agent.errors import ConfigError, EnvError, InvalidAction, ResetNeeded, ToolErrorKind
+from relax_agent.messages import ToolCall, assistant, user
+from relax_agent.tools import Toolset
+from relax_agent.tools.calculator import calculator
+
+
+class Sums(ToolEnv):
+    """Asks for a sum."""
+
+    tools = Toolset([calculator])
+    tasks = TaskSet([Task("a", "1+2?", "3"), Task("b", "2+2?", "4")], [Task("e", "5+5?", "10")])
+    system_prompt = "Use the calculator."
+    max_turns = 3
+
+    def score(self, task, transcript):
+        return float(transcript.answer == task.answer)
+
+
+def calls(*expressions, name="calculator"):
+    return assistant(
+        tool_calls=[ToolCall(name, {"expression": e}, f"c{i}") for i, e in enumerate(expressions)]
+    )
+
+
+async def run(env, *actions, task="a", seed=None):
+    observation, info = await env.reset(seed=seed, options={"task": task})
+    steps = [await env.step(action) for action in actions]
+    return observation, info, steps
+
+
+def test_an_episode_from_question_to_score():
+    observation, info, steps = asyncio.run(run(Sums(), calls("1+2"), assistant(" 3 ")))
+    assert [(m.role, m.text) for m in observation] == [
+        ("system", "Use the calculator."),
+        ("user", "1+2?"),
+    ]
+    assert info == {"task": "a"}
+    (messages, reward, terminated, truncated, _), last = steps
+    assert [(m.role, m.name, m.tool_call_id, m.text) for m in messages] == [
+        ("tool", "calculator", "c0", "3")
+    ]
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert last[:4] == ([], 1.0, True, False)
+    assert last[4] == {
+        "task": "a",
+        "turn": 2,
+        "metrics": {"success": 1.0, "turns": 2.0, "tool_calls": 1.0, "tool_errors": 0.0},
+    }
+
+
+def test_failures_of_tools_are_messages_and_the_episode_goes_on():
+    """T58: an unknown tool, wrong arguments and unreadable calls never end an episode."""
+    action = assistant(
+        tool_calls=[
+            ToolCall("calculator", {}, "c0"),
+            ToolCall("abacus", {"expression": "1"}, "c1"),
+            ToolCall("calculator", {}, "c2", error="not JSON"),
+            ToolCall("calculator", {"expression": "1+2"}, "c3"),
+        ]
+    )
+    env = Sums()
+    _, _, steps = asyncio.run(run(env, action, assistant("3")))
+    messages = steps[0][0]
+    assert [m.tool_call_id for m in messages] == ["c0", "c1", "c2", "c3"]
+    assert [m.text.startswith("Error: ") for m in messages] == [True, True, True, False]
+    assert steps[1][1:3] == (1.0, True)
+    assert steps[1][4]["metrics"]["tool_errors"] == 3
+    assert [call.id for call, _ in env.transcript.successful_calls] == ["c3"]
+
+
+def test_calls_of_one_message_run_at_once_and_answer_in_order():
+    """T56: two calls of one tool are answered each with its own result."""
+    barrier = threading.Barrier(2, timeout=20)
+
+    @tool
+    def meet(name: str) -> str:
+        """Meet another call."""
+        barrier.wait()
+        return name
+
+    action = assistant(
+        tool_calls=[ToolCall("meet", {"name": "a"}, "c0"), ToolCall("meet", {"name": "b"}, "c1")]
+    )
+    _, _, steps = asyncio.run(run(Sums(tools=[meet]), action))
+    assert [m.text for m in steps[0][0]] == ["a", "b"]
+
+
+def test_the_turn_limit_truncates_after_its_calls_ran():
+    _, _, steps = asyncio.run(run(Sums(), calls("1"), calls("2"), calls("3")))
+    assert [step[2:4] for step in steps] == [(False, False), (False, False), (False, True)]
+    assert [m.text for m in steps[2][0]] == ["3"]
+    assert steps[2][1] == 0.0
+    assert steps[2][4]["metrics"]["turns"] == 3
+
+
+def test_an_answer_on_the_last_turn_terminates():
+    _, _, steps = asyncio.run(run(Sums(max_turns=1), assistant("3")))
+    assert steps[0][1:4] == (1.0, True, False)
+
+
+def test_more_calls_than_allowed_are_refused_one_by_one():
+    class Few(Sums):
+        max_calls = 2
+
+    env = Few()
+    _, _, steps = asyncio.run(run(env, calls("1", "2", "3", "4")))
+    assert len(steps[0][0]) == 4
+    kinds = [result.error for _, result in env.transcript.calls]
+    assert kinds == [None, None, ToolErrorKind.DENIED, ToolErrorKind.DENIED]
+
+
+def test_order_and_actions_are_checked_without_make_too():
+    async def main():
+        env = Sums()
+        with pytest.raises(ResetNeeded):
+            await env.step(assistant("3"))
+        await env.reset(seed=0)
+        with pytest.raises(InvalidAction):
+            await env.step(user("3"))
+        await env.step(assistant("3"))
+        with pytest.raises(ResetNeeded):
+            await env.step(assistant("3"))
+
+    asyncio.run(main())
+
+
+def test_the_seed_chooses_the_task_from_the_split():
+    async def main():
+        env = Sums()
+        ids = [(await env.reset(seed=n))[1]["task"] for n in range(20)]
+        again = [(await env.reset(seed=n))[1]["task"] for n in range(20)]
+        held_out = (await env.reset(seed=1, options={"split": "eval"}))[1]["task"]
+        with pytest.raises(EnvError, match="unknown reset option 'tsak'"):
+            await env.reset(options={"tsak": "a"})
+        with pytest.raises(EnvError, match="there is no task 'zz'"):
+            await env.reset(options={"task": "zz"})
+        return ids, again, held_out
+
+    ids, again, held_out = asyncio.run(main())
+    assert ids == again
+    assert set(ids) == {"a", "b"}
+    assert held_out == "e"
+
+
+def test_an_async_score_with_metrics():
+    class Graded(Sums):
+        async def score(self, task, transcript):
+            await asyncio.sleep(0)
+            return Score(0.3, {"success": 1.0, "style": 2})
+
+    _, _, steps = asyncio.run(run(Graded(), assistant("x")))
+    assert steps[0][1] == 0.3
+    assert steps[0][4]["metrics"]["success"] == 1.0
+    assert steps[0][4]["metrics"]["style"] == 2.0
+
+
+def test_a_score_that_hangs_is_a_failure_that_is_counted():
+    """T154: a reward function that never ends costs one episode, not the run."""
+    release = threading.Event()
+
+    class Hung(Sums):
+        score_timeout = 0.05
+
+        def score(self, task, transcript):
+            release.wait(30)
+            return 1.0
+
+    _, _, steps = asyncio.run(run(Hung(), assistant("3")))
+    release.set()
+    assert steps[0][1:3] == (0.0, True)
+    assert steps[0][4]["metrics"]["score_timeout"] == 1.0
+    assert steps[0][4]["metrics"]["success"] == 0.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_an_error(value):
+    class Odd(Sums):
+        def score(self, task, transcript):
+            return value
+
+    with pytest.raises(EnvError, match=r"Odd\.score\(\) returned"):
+        asyncio.run(run(Odd(), assistant("3")))
+
+
+def test_methods_are_tools_with_the_environments_own_state():
+    class Lamp(ToolEnv):
+        """Switch the lamp on."""
+
+        tasks = TaskSet([Task("t", "Switch it on.")])
+
+        def first_messages(self, task):
+            self.on = False
+            return super().first_messages(task)
+
+        @tool
+        def switch(self, on: bool) -> str:
+            """Switch the lamp."""
+            self.on = on
+            return "on" if on else "off"
+
+        def score(self, task, transcript):
+            return float(self.on)
+
+    action = assistant(tool_calls=[ToolCall("switch", {"on": True}, "c0")])
+
+    async def main():
+        lamps = [Lamp(), Lamp()]
+        return await asyncio.gather(
+            run(lamps[0], action, assistant("done"), task="t"),
+            run(lamps[1], assistant("done"), task="t"),
+        )
+
+    (_, _, first), (_, _, second) = asyncio.run(main())
+    assert first[1][1] == 1.0
+    assert second[0][1] == 0.0
+    assert Lamp().tools.names == ("switch",)
+
+
+def test_the_gold_answer_never_leaves_the_environment():
+    tasks = TaskSet([Task("t", "guess", answer="xyzzy")])
+    observation, info, steps = asyncio.run(
+        run(Sums(tasks=tasks), calls("1"), assistant("?"), task="t")
+    )
+    assert "xyzzy" not in repr((observation, info, steps))
+
+
+def test_what_is_missing_is_said_at_once():
+    class Empty(ToolEnv):
+        def score(self, task, transcript):
+            return 0.0
+
+    with pytest.raises(ConfigError, match="has no tasks"):
+        Empty()
+    with pytest.raises(ConfigError, match="max_turns"):
+        Sums(max_turns=0)
+    with pytest.raises(TypeError, match="score"):
+        type("NoScore", (ToolEnv,), {})()
+
+
+def test_cancelling_a_step_cancels_its_tools():
+    ended, begun = [], asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        """Hang."""
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        return ""
+
+    async def main():
+        env = Sums(tools=[hang])
+        await env.reset(options={"task": "a"})
+        action = assistant(tool_calls=[ToolCall("hang", {}, "c0"), ToolCall("hang", {}, "c1")])
+        step = asyncio.ensure_future(env.step(action))
+        await begun.wait()
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    asyncio.run(main())
+    assert ended == [True, True]
+
+
+class Expert:
+    """Calls the calculator once and repeats what it says."""
+
+    def act(self, messages, tools):
+        last = messages[-1]
+        if last.role == "tool":
+            return assistant(last.text)
+        return calls(last.text.rstrip("?"))
+
+
+class SlowExpert(Expert):
+    """The same, asynchronous."""
+
+    async def act(self, messages, tools):
+        await asyncio.sleep(0)
+        return super().act(messages, tools)
+
+
+@pytest.mark.parametrize("policy", [Expert(), SlowExpert()])
+def test_a_scripted_policy_plays_an_episode(policy):
+    record = asyncio.run(play(Sums(), policy, task="b"))
+    assert (record.task_id, record.reward, record.turns) == ("b", 1.0, 2)
+    assert [m.role for m in record.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert record.terminated and not record.truncated
+    assert record.metrics["success"] == 1.0
+
+
+def test_play_stops_at_its_own_limit():
+    record = asyncio.run(play(Sums(), Expert(), task="b", max_turns=1))
+    assert (record.turns, record.truncated, record.terminated) == (1, True, False)
+
+
+def test_random_play_is_repeatable_and_survives_any_schema():
+    @tool
+    def many(
+        a: int, b: float, c: bool, d: list[int], e: dict[str, int], f: str | None = None
+    ) -> str:
+        """Take many types."""
+        return "ok"
+
+    async def main(seed):
+        env = Sums(tools=[calculator, many], max_turns=20)
+        policy = RandomPolicy(seed, call_share=0.9)
+        records = [await play(env, policy, seed=n) for n in range(20)]
+        return [(r.reward, r.turns, r.metrics["tool_calls"]) for r in records]
+
+    first = asyncio.run(main(1))
+    assert first == asyncio.run(main(1))
+    assert first != asyncio.run(main(2))
+    assert sum(calls for _, _, calls in first) > 20
+
+
+def test_make_overrides_the_toolset():
+    register("test/Sums-v0", Sums)
+    try:
+        env = make("test/Sums-v0", tools=Toolset([]), max_turns=5)
+    finally:
+        del registry["test/Sums-v0"]
+    assert env.tools.names == ()
+    assert env.unwrapped.max_turns == 5
