@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from relax_agent.run.recipe import GoalSettings
@@ -30,6 +30,10 @@ class Outcome:
     """Least share of routed choices that a step replayed; None where replay is off."""
     missed: list[str] = field(default_factory=list)
     """Each goal that was not reached, in words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain JSON data."""
+        return asdict(self)
 
 
 def judge(

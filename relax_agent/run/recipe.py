@@ -103,18 +103,18 @@ class Recipe(_Settings):
     steps: int = Field(default=60, ge=1)
     """Optimizer steps of reinforcement learning."""
     model: ModelSettings
-    renderer: RendererSettings = Field(default_factory=RendererSettings)
+    renderer: RendererSettings = RendererSettings()
     env: EnvSettings
-    tools: ToolsSettings = Field(default_factory=ToolsSettings)
-    engine: EngineSettings = Field(default_factory=EngineSettings)
-    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
-    queue: QueueSettings = Field(default_factory=QueueSettings)
+    tools: ToolsSettings = ToolsSettings()
+    engine: EngineSettings = EngineSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    queue: QueueSettings = QueueSettings()
     algorithm: AlgorithmSettings
-    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
-    weights: WeightsSettings = Field(default_factory=WeightsSettings)
-    checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
-    eval: EvalSettings = Field(default_factory=EvalSettings)
-    goal: GoalSettings = Field(default_factory=GoalSettings)
+    trainer: TrainerSettings = TrainerSettings()
+    weights: WeightsSettings = WeightsSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    eval: EvalSettings = EvalSettings()
+    goal: GoalSettings = GoalSettings()
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Recipe:

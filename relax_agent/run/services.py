@@ -17,8 +17,9 @@ from pathlib import Path
 
 from relax_agent.engines.client import EngineClient
 from relax_agent.engines.launch import engine_command, engine_ports, make_client, wait_ready
-from relax_agent.errors import ConfigError, RelaxError, ToolError
+from relax_agent.errors import ConfigError, ToolError
 from relax_agent.processes import ChildProcess, Supervisor
+from relax_agent.queue.waiting import first_cause
 from relax_agent.run.folder import RunFolder
 from relax_agent.run.recipe import Recipe, ToolsSettings
 from relax_agent.tools import RemoteToolset
@@ -52,21 +53,13 @@ async def start_services(
                 toolset = group.create_task(_start_tools(recipe.tools, folder, children))
                 engines = group.create_task(_start_engines(recipe, model, children, stack))
                 trainer = group.create_task(_start_trainer(recipe, model, children))
-        except ExceptionGroup as failures:
-            raise _first_cause(failures) from None
+        except BaseExceptionGroup as failures:
+            raise first_cause(failures) from None
         stack.push_async_callback(trainer.result().close)
         remote = toolset.result()
         if remote is not None:
             stack.push_async_callback(remote.close)
         yield Services(engines.result(), trainer.result(), remote)
-
-
-def _first_cause(failures: BaseExceptionGroup) -> BaseException:
-    """Return the failure to show: the first of the project's own, else the first of all."""
-    leaves: list[BaseException] = []
-    for error in failures.exceptions:
-        leaves.append(_first_cause(error) if isinstance(error, BaseExceptionGroup) else error)
-    return next((error for error in leaves if isinstance(error, RelaxError)), leaves[0])
 
 
 async def _start_tools(
