@@ -229,6 +229,8 @@ def transformer_config(
         expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
         # Weights are loaded, so drawing them first would only cost time.
         perform_initialization=False,
+        # Losses are shares of the step: gradients are summed over ranks, never averaged.
+        calculate_per_token_loss=True,
         use_cpu_initialization=not torch.cuda.is_available(),
         # Each of these needs Transformer Engine, Apex or CUDA.
         bias_activation_fusion=False,
