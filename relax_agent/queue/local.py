@@ -89,9 +89,7 @@ class LocalQueue:
     async def reserve(self, group_id: str, task_id: str, *, timeout: float) -> None:
         """Wait for a free slot and charge it to a new group; see the protocol for the errors."""
         self._require_restored()
-        known = self._index.state_of(group_id)
-        if known is not None:
-            raise QueueError(f"group {group_id} was started before and is {known}")
+        self._require_new(group_id)
         deadline = asyncio.get_running_loop().time() + timeout
         ticket = object()
         self._tickets.append(ticket)
@@ -102,6 +100,7 @@ class LocalQueue:
                 wake=self._next_expiry,
                 why=lambda: f"no slot became free within {timeout:g} s: {self._describe()}",
             )
+            self._require_new(group_id)  # somebody else may have asked for it meanwhile
             began = self._sampling_step()
             number = self._index.add(group_id, task_id, began)
             self._open[group_id] = _Entry(number, group_id, began)
@@ -391,6 +390,11 @@ class LocalQueue:
             raise QueueError(
                 "the queue holds groups of an earlier run", hint="call restore(step) first"
             )
+
+    def _require_new(self, group_id: str) -> None:
+        known = self._index.state_of(group_id)
+        if known is not None:
+            raise QueueError(f"group {group_id} was started before and is {known}")
 
     def _describe(self) -> str:
         limit = capacity(self._settings.max_staleness, self._groups_per_step)
