@@ -33,20 +33,22 @@ venv: $(VENV)/.stamp typing  ## create .venv with everything that training on a 
 
 # torch comes through the constraints file: a loose one pulls gigabytes of CUDA with it.
 $(VENV)/.stamp: pyproject.toml constraints.txt
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): a few minutes, 1.5 GB"
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,dev]'
-	touch $@
+	@touch $@
 
 venv-sglang: $(SGLANG_VENV)/.stamp  ## create .venv-sglang with real SGLang for a CPU
 
 # SGLang's own list of dependencies wants CUDA; the two files name what a CPU needs.
 $(SGLANG_VENV)/.stamp: constraints.txt $(wildcard $(SGLANG_FILES)/*.txt)
-	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	@echo "installing into $(SGLANG_VENV): a few minutes, 3 GB"
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
 	$(SGLANG_VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt \
 	    -r $(SGLANG_FILES)/requirements.txt
 	$(SGLANG_VENV)/bin/python -m pip install -q $(PIP_ARGS) --no-deps \
 	    -r $(SGLANG_FILES)/requirements-no-deps.txt
-	touch $@
+	@touch $@
 
 demo: $(VENV)/.stamp  ## train a small mixture-of-experts model to use a calculator
 	$(TRAIN) $(ARGS)
