@@ -219,7 +219,7 @@ def build_sft_batch(groups: Sequence[Group], layout: BatchLayout) -> Batch:
     What an expert "sampled" was routed by no engine, so the live router decides.
     """
     batch, samples = Batch(), []
-    for episode in (episode for group in groups for episode in group.episodes):
+    for episode in (each for group in groups for each in _countable(group, batch.excluded)):
         rows = _rows(episode, replace(layout, routes=None), 0, None, batch.excluded)
         samples += [_Sample(name, row) for name, row in rows]
         batch.sequences += bool(rows)

@@ -9,6 +9,7 @@ noticed in the middle of a step too: then this process ends at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import queue
 import socket
@@ -210,7 +211,7 @@ def _next(inbox: queue.Queue[bytes], worker: Worker) -> bytes:
 
 
 def _read(sock: socket.socket, inbox: queue.Queue[bytes], closing: threading.Event) -> None:
-    with sock.makefile("rb") as lines:
+    with contextlib.suppress(OSError), sock.makefile("rb") as lines:
         for line in lines:
             inbox.put(line)
     if not closing.is_set():

@@ -1,5 +1,6 @@
 """The torch trainer against transformers run row by row, and against its own restarts."""
 
+import itertools
 import json
 import os
 
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from trainer_support import EXPERTS, LAYERS, SHAPE, TOP_K, dense_model, group, moe_model
 
 from relax_agent.errors import ConfigError, ResumeError, StorageError, TrainerError
+from relax_agent.timeline import Timeline
 from relax_agent.trainers.algorithms.grpo import policy_loss
 from relax_agent.trainers.algorithms.settings import GrpoSettings
 from relax_agent.trainers.batch import build_batch, build_sft_batch
@@ -72,7 +74,7 @@ def force(model, row):
 
 
 def reference_gradients(folder, groups, batch, algorithm, routed):
-    """Row by row with transformers' sdpa attention and dense logits: no packing, none of our hooks."""
+    """Row by row with transformers' own attention and dense logits: nothing of ours."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
@@ -213,6 +215,16 @@ def test_a_step_reports_what_it_did(folders):
     assert 0 < report.routes_differ < 1
     assert {"forward", "backward", "optimizer", "other"} <= report.time_s.keys()
     assert json.loads(json.dumps(report.to_json()))["tokens"] == batch.tokens
+
+
+def test_reported_seconds_sum_to_the_wall(folders):
+    ticks = itertools.count()
+    timeline = Timeline(lambda: float(next(ticks)))
+    settings = TrainerSettings(kind="torch", micro_batch_tokens=64)
+    subject = TorchTrainer(settings, GRPO, folders / "moe", timeline=timeline)
+    batch = batch_for(subject, moe_groups())
+    total = sum(sum(subject.step(batch).time_s.values()) for _ in range(3))
+    assert total == next(ticks) - 1
 
 
 def test_mismatch_is_zero_for_the_trainers_own_logprobs(folders):

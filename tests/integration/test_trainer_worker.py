@@ -95,6 +95,31 @@ def test_a_process_gives_the_numbers_of_a_trainer_called_directly(folders, tmp_p
         assert torch.equal(parameter, direct.names[name])
 
 
+def test_two_megatron_ranks_take_the_steps_of_the_torch_trainer(folders, tmp_path):
+    """T35, U7: one protocol, one batch, one number, whoever computes it on however many ranks."""
+    groups = [group([1.0, 0.0, 0.5], id=f"g{i}", routes=True) for i in range(3)]
+    paths = saved(tmp_path, groups)
+
+    async def body(trainer, children):
+        reports = [await trainer.step(paths, version=v) for v in range(2)]
+        await trainer.publish(tmp_path / "v2")
+        return reports
+
+    settings = SETTINGS.model_copy(update={"kind": "megatron", "ranks": 2})
+    reports = run(folders, tmp_path, body, settings=settings)
+    direct = TorchTrainer(SETTINGS, GRPO, folders / "moe")
+    for version, report in enumerate(reports):
+        own = direct.step(build_batch(groups, GRPO, direct.layout, version=version))
+        assert report.tokens == own.tokens
+        for name in ("loss", "grad_norm", "logprob_mismatch", "clip_share", "routes_differ"):
+            assert getattr(report, name) == pytest.approx(getattr(own, name), rel=1e-4), name
+    from transformers import AutoModelForCausalLM
+
+    published = AutoModelForCausalLM.from_pretrained(tmp_path / "v2")
+    for name, parameter in published.named_parameters():
+        assert torch.allclose(parameter, direct.names[name], atol=1e-4), name
+
+
 def test_bad_data_is_a_typed_error_and_the_worker_lives_on(folders, tmp_path):
     good = saved(tmp_path, [group([1.0, 0.0], routes=True)])
     nan = saved(tmp_path, [group([1.0, 0.0], id="nan", routes=True)])

@@ -14,6 +14,7 @@ from relax_agent.episode import Episode, EpisodeStatus, Group
 from relax_agent.errors import BatchError, RouteError
 from relax_agent.trainers.algorithms.settings import GrpoSettings
 from relax_agent.trainers.batch import build_batch, build_sft_batch, first_fit, spread
+from relax_agent.trainers.losses import sft_micro_loss
 
 GRPO = GrpoSettings()
 
@@ -73,6 +74,19 @@ def test_token_mean_divides_by_all_tokens_of_the_step():
     weights = torch.cat([micro.weights for micro in batch.micro_batches])
     assert torch.allclose(weights, torch.full_like(weights, 1 / batch.tokens))
     assert math.isclose(float(weights.sum()), 1.0, rel_tol=1e-6)
+
+
+def test_losses_of_unequal_shards_join_to_the_mean_over_tokens():
+    """T35: a shard with one token of loss 4 and a shard with three of loss 0 make 1.0, not 2.0."""
+    data = Group("g", "env", "task", [episode(turns=((8, 1),)), episode(turns=((6, 3),), seed=1)])
+    shards = build_sft_batch([data], layout(budget=8)).micro_batches
+    assert sorted(len(micro.targets) for micro in shards) == [1, 3]
+    total = 0.0
+    for micro in shards:
+        count = len(micro.targets)
+        logprobs = torch.full((count,), -4.0 if count == 1 else 0.0)
+        total += float(sft_micro_loss(micro, logprobs)[0])
+    assert total == pytest.approx(1.0)
 
 
 def test_sequence_mean_gives_every_episode_the_same_share():
@@ -289,6 +303,13 @@ def test_sft_trains_every_sampled_token_equally_and_without_routes():
         [1 / batch.tokens] * batch.tokens
     )
     assert all(micro.routes is None for micro in batch.micro_batches)
+
+
+def test_sft_leaves_failed_episodes_out():
+    data = group([1.0, 0.0])
+    data.episodes[0].status = EpisodeStatus.ENV_FAILURE
+    batch = build_sft_batch([data], layout())
+    assert (batch.sequences, batch.excluded["episodes_env_failure"]) == (1, 1)
 
 
 def test_shuffled_rewards_keep_the_mean_and_change_the_advantages():
