@@ -18,14 +18,14 @@ CONTEXT = 1024
 def moe_config(**changes):
     from transformers import Qwen3MoeConfig
 
-    settings = dict(
-        moe_intermediate_size=32,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[1],
-    )
+    settings = {
+        "moe_intermediate_size": 32,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    }
     return Qwen3MoeConfig(**_shared() | settings | changes)
 
 
@@ -36,21 +36,21 @@ def dense_config(**changes):
 
 
 def _shared():
-    return dict(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        initializer_range=0.05,
-        eos_token_id=EOS,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.05,
+        "eos_token_id": EOS,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    }
 
 
 def save_model(folder: Path, config, seed=0) -> Path:

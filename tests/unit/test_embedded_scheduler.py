@@ -1,5 +1,6 @@
 """Continuous batching, pauses and weight updates, seen from the scheduler's interface."""
 
+import threading
 from concurrent.futures import wait
 
 import numpy as np
@@ -477,16 +478,18 @@ def test_an_error_in_a_forward_fails_its_requests_and_the_engine_goes_on(schedul
     check_logprobs(run(scheduler, job(scheduler, prompt(5)))[0], references[0])
 
 
-def test_a_dead_scheduler_fails_what_is_open_and_says_so(folders):
+def test_a_dead_scheduler_fails_what_is_open_and_says_so(folders, monkeypatch):
     died = []
     scheduler = make_scheduler(folders[0], on_death=lambda: died.append(True))
     scheduler._run_drained = lambda: 1 / 0
     sequence = scheduler.submit(job(scheduler, prompt(5)))
-    scheduler._thread.run = lambda run=scheduler._thread.run: pytest.raises(ZeroDivisionError, run)
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_type))
     scheduler.start()
     with pytest.raises(EngineError, match="died"):
         sequence.done.result(WAIT_S)
     scheduler._thread.join(WAIT_S)
+    assert raised == [ZeroDivisionError]
     assert died
     assert not scheduler.alive
 

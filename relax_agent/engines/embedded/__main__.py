@@ -105,8 +105,8 @@ def build_server(settings: EmbeddedSettings, on_death: Any = lambda: None) -> An
     from relax_agent.engines.embedded.weights import checkpoint_shapes
 
     torch.set_num_threads(settings.threads)
-    shapes = checkpoint_shapes(settings.model_path)
     model = load_model(settings.model_path, settings.dtype)
+    shapes = checkpoint_shapes(settings.model_path)
     context = settings.context_length or model.config.get_text_config().max_position_embeddings
     total = settings.max_total_tokens or max(context, _MAX_DEFAULT_TOKENS)
     runner = ModelRunner(model, total)
@@ -122,6 +122,13 @@ def build_server(settings: EmbeddedSettings, on_death: Any = lambda: None) -> An
     )
     scheduler.start()
     return EngineServer(scheduler, limits, settings, token=_token(settings))
+
+
+def _check(settings: EmbeddedSettings) -> None:
+    """Find out what is wrong before torch is loaded, which takes seconds."""
+    _token(settings)
+    if not (settings.model_path / "config.json").is_file():
+        raise ConfigError(f"no model in {settings.model_path}: config.json is missing")
 
 
 def _token(settings: EmbeddedSettings) -> str | None:
@@ -186,6 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         settings = parse_arguments(arguments)
+        _check(settings)
         if settings.parent_pid is not None:
             watch_parent(settings.parent_pid)
         bound = bind(settings.host, settings.port)

@@ -194,12 +194,12 @@ def load_model(folder: Path, dtype: str) -> Any:
     Raises:
         ConfigError: if there is no model that transformers can load.
     """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"no model in {folder}: config.json is missing")
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"no model in {folder}: config.json is missing")
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), local_files_only=True
