@@ -28,6 +28,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from relax_agent.errors import ConfigError
+
 Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """Expert ids ``[positions, layers, top_k]``; one byte each for up to 256 experts, else two."""
 
@@ -53,7 +55,12 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits before the temperature, by token id."""
     ignore_eos: bool = False
-    """Whether the model's own end token is an ordinary token; ``stop_token_ids`` still stop."""
+    """Whether only the token limit ends the answer. SGLang then also ignores stop tokens that the
+    request names, so naming some is refused."""
+
+    def __post_init__(self) -> None:
+        if self.ignore_eos and self.stop_token_ids:
+            raise ConfigError("ignore_eos and stop_token_ids contradict each other")
 
 
 @dataclass(frozen=True, slots=True)

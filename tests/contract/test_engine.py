@@ -79,7 +79,7 @@ def test_a_stop_token_ends_the_answer_and_is_its_last_token(subject):
     async def main():
         whole = await subject.greedy(tokens=8)
         stop = whole.output_ids[4]
-        return whole, await subject.greedy(tokens=8, stop_token_ids=[stop])
+        return whole, await subject.greedy(tokens=8, stop_token_ids=[stop], ignore_eos=False)
 
     whole, stopped = subject.run(main())
     assert stopped.finish_reason == "stop"
