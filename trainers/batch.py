@@ -29,10 +29,11 @@ import torch
 from torch import Tensor
 
 from relax_agent.episode import Episode, Group, Row
-from relax_agent.errors import BatchError, RouteError
+from relax_agent.errors import BatchError
 from relax_agent.trainers.algorithms.advantages import group_advantages, shuffled, zero_variance
 from relax_agent.trainers.algorithms.settings import AlgorithmSettings
-from relax_agent.trainers.protocol import BatchLayout, RouteShape
+from relax_agent.trainers.checks import check_row
+from relax_agent.trainers.protocol import BatchLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ def _rows(
     rows = []
     for index, row in enumerate(episode.rows()):
         name = f"episode {episode.id} row {index}"
-        _check_row(name, row, layout)
+        check_row(name, row, layout)
         if mask_older_than is not None:
             stale = (row.loss_mask != 0) & (version - row.weight_versions > mask_older_than)
             row.loss_mask = np.where(stale, 0, row.loss_mask).astype(np.int8)
@@ -270,54 +271,6 @@ def _rows(
     if not rows:
         excluded["episodes_without_trained_tokens"] += 1
     return rows
-
-
-def _check_row(name: str, row: Row, layout: BatchLayout) -> None:
-    count = len(row.token_ids)
-    columns = (row.loss_mask, row.logprobs, row.weight_versions, row.has_route)
-    if any(len(column) != count for column in columns):
-        raise BatchError(f"{name}: columns of different lengths")
-    if count and not 0 <= int(row.token_ids.min()) <= int(row.token_ids.max()) < layout.vocab_size:
-        raise BatchError(
-            f"{name}: a token id lies outside the model's vocabulary of {layout.vocab_size}",
-            hint="the engine and the trainer must load the same model",
-        )
-    trained = row.loss_mask != 0
-    if not np.isfinite(row.logprobs[trained]).all():
-        raise BatchError(f"{name}: a log-prob is not finite")
-    if count and trained[0]:
-        raise BatchError(f"{name}: the first token is trained, but nothing predicts it")
-    last = int(np.flatnonzero(trained)[-1]) if trained.any() else 0
-    if last > layout.micro_batch_tokens:
-        raise BatchError(
-            f"{name}: {last} tokens do not fit into micro_batch_tokens = "
-            f"{layout.micro_batch_tokens}",
-            hint="raise trainer.micro_batch_tokens or lower the episode's context limit",
-        )
-    if layout.routes is not None and last:
-        _check_routes(name, row, layout.routes)
-
-
-def _check_routes(name: str, row: Row, shape: RouteShape) -> None:
-    if row.routes is None or not row.has_route.any():
-        raise RouteError(
-            f"{name}: no routed experts, but routing replay is on",
-            hint="the engine must return routes, or set trainer.routing_replay: false",
-        )
-    expected = (len(row.token_ids), shape.layers, shape.top_k)
-    if row.routes.shape != expected:
-        raise RouteError(
-            f"{name}: routes have shape {row.routes.shape}, the model needs {expected} "
-            "(tokens, decoder layers, experts per token)"
-        )
-    if row.routes.dtype not in (np.uint8, np.uint16):
-        raise RouteError(f"{name}: routes are {row.routes.dtype}, not uint8 or uint16")
-    chosen = row.routes[row.has_route][:, list(shape.moe_layers)]
-    if chosen.size and int(chosen.max()) >= shape.experts:
-        raise RouteError(f"{name}: a route names expert {chosen.max()} of {shape.experts}")
-    ordered = np.sort(chosen, axis=-1)
-    if (ordered[..., 1:] == ordered[..., :-1]).any():
-        raise RouteError(f"{name}: a route names one expert twice for one token")
 
 
 def _weigh(samples: Sequence[_Sample], batch: Batch, aggregation: str) -> None:

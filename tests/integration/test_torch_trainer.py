@@ -436,3 +436,67 @@ def test_sliding_windows_hold_within_rows():
         )
         assert torch.allclose(out[:, start : start + length].transpose(1, 2), expected, atol=1e-6)
         start += length
+
+
+ROUTERS = {
+    "Mixtral": {"num_local_experts": 4},
+    "GraniteMoe": {"num_local_experts": 4},
+    "DeepseekV3": {
+        "n_routed_experts": 4,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "num_key_value_heads": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("family", ROUTERS)
+def test_replay_reaches_routers_of_every_kind(tmp_path, family):
+    """Softmax before or after the choice, sigmoid with a bias and groups of experts."""
+    subject = trainer(tmp_path, small_model(tmp_path, family))
+    replay, ids, tokens = subject.replay, torch.arange(9), 9
+    live = torch.zeros(tokens, LAYERS, TOP_K, dtype=torch.uint8)
+    choose = replay.choose
+
+    def record(layer, indices):
+        live[:, layer] = indices
+        return choose(layer, indices)
+
+    replay.choose = record
+    with torch.no_grad(), replay.replaying(live.clone(), torch.zeros(tokens, dtype=torch.bool)):
+        expected = subject._probe(ids)
+    replay.choose = choose
+    everywhere = torch.ones(tokens, dtype=torch.bool)
+    with torch.no_grad(), replay.replaying(live, everywhere):
+        assert torch.equal(subject._probe(ids), expected)
+        assert replay.differing == 0
+    with torch.no_grad(), replay.replaying((live + 1) % EXPERTS, everywhere):
+        assert not torch.allclose(subject._probe(ids), expected, atol=1e-4)
+
+
+def small_model(folder, family):
+    import transformers
+
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": TOP_K,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        **ROUTERS[family],
+    }
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder / family)
+    return family
