@@ -172,9 +172,10 @@ def make_tasks(
 class CalculatorExpert:
     """Writes the call, reads the result, gives the answer; sometimes in two calls.
 
-    ``noise`` is the chance of a wrong operand or operator in a call. Forgotten parentheses are
-    twice as likely (so above 0.25 they are the rule, which even greedy sampling then shows), and a
-    result is misread a third as often. Without noise the expert is always right.
+    ``noise`` is the chance of a wrong operator (three times of four) or operand in a call. Where
+    words need parentheses they are forgotten three times as often, so from a noise of 0.2 on that
+    is the rule, which even a greedy student then follows. A result is misread half as often.
+    Without noise the expert is always right.
 
     What it does depends on its seed, the question and how often it was asked before, so episodes
     that run at the same time do not disturb each other.
@@ -208,7 +209,7 @@ class CalculatorExpert:
         return random.Random(f"{self._seed}/{text}/{turn}/{self._asked[text, turn]}")
 
     def _first_expression(self, question: Question, rng: random.Random) -> str:
-        forgets = rng.random() < 2 * self.noise
+        forgets = rng.random() < 3 * self.noise
         if question.in_words and question.needs_parentheses and forgets:
             return question.expression.replace("(", "").replace(")", "")
         if rng.random() < self.noise:
@@ -218,7 +219,7 @@ class CalculatorExpert:
         return question.expression
 
     def _read(self, result: int, rng: random.Random) -> str:
-        misreads = rng.random() < self.noise / 3
+        misreads = rng.random() < self.noise / 2
         return str(result + rng.choice([-10, -1, 1, 10]) if misreads else result)
 
 
@@ -232,7 +233,7 @@ def _tasks(split: str, questions: Sequence[Question]) -> list[Task]:
 
 def _spoilt(question: Question, rng: random.Random) -> Question:
     """Change one part of a question into another one."""
-    part = rng.choice(["first", "second", "third", "op1", "op2"])
+    part = rng.choice(["op1", "op2", "op2", rng.choice(["first", "second", "third"])])
     largest = max(question.first, question.second, question.third, 9)
     choices: list[Any] = list(_WORDS) if part.startswith("op") else list(range(largest + 1))
     choices.remove(getattr(question, part))
