@@ -17,7 +17,8 @@ TRAIN         := $(VENV)/bin/relax-agent train $(RECIPE)
 SGLANG        := --set engine.kind=sglang --set engine.count=1 --set weights.kind=disk
 # A run that is over in minutes and has nothing to prove but that every part does its work.
 SMOKE         := --set eval.tasks=32 --set goal.success_last=null --set goal.success_rise=null \
-                 --set goal.greedy_rise=null
+                 --set goal.greedy_rise=null \
+                 --set trainer.warm_start.episodes=512 --set trainer.warm_start.steps=100
 
 # One thread a process: a run has several processes that would otherwise fight for the cores.
 export OMP_NUM_THREADS ?= 1

@@ -103,6 +103,8 @@ def call_text(call: ToolCall) -> str:
     """Return a tool call as a person would write it: ``name(argument=value)``."""
     if call.error is not None:
         return f"{call.name or 'call'}: could not be read: {call.error}"
+    if not call.name:
+        return "(a call that could not be read)"
     items = call.arguments.items()
     return f"{call.name}({', '.join(f'{name}={_value(value)}' for name, value in items)})"
 

@@ -49,6 +49,7 @@ def draw_chart(
     )
     _draw_success(success, rows, evals)
     _draw_mean(reward, rows, "reward", _BLUE)
+    reward.set_ylim(bottom=None if _any_below_zero(rows) else 0.0)
     _draw_staleness(staleness, rows)
     success.set_title(title, loc="left", fontsize=13, color=_INK, pad=12)
     staleness.set_xlabel("optimizer step", color=_DIM)
@@ -92,7 +93,11 @@ def _draw_success(
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )
     axes.set_ylim(0, 1.03)
-    axes.legend(loc="lower right", frameon=False, fontsize=9, labelcolor=_DIM)
+    _legend(axes, columns=3)
+
+
+def _any_below_zero(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return min(column(rows, "reward")[1], default=0.0) < 0
 
 
 def _draw_mean(axes: Any, rows: Sequence[Mapping[str, Any]], name: str, color: str) -> None:
@@ -116,10 +121,15 @@ def _draw_staleness(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.yaxis.get_major_locator().set_params(integer=True)
     _style(axes, "staleness\n(weight versions)")
     if steps:
-        axes.legend(
-            loc="lower right", bbox_to_anchor=(1, 0.97), ncols=2,
-            frameon=False, fontsize=9, labelcolor=_DIM,
-        )  # fmt: skip
+        _legend(axes, columns=2)
+
+
+def _legend(axes: Any, columns: int) -> None:
+    """Put the legend above the axes, where no data can be."""
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 0.98), ncols=columns,
+        frameon=False, fontsize=9, labelcolor=_DIM,
+    )  # fmt: skip
 
 
 def _style(axes: Any, label: str) -> None:

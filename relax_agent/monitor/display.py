@@ -130,6 +130,7 @@ class PlainDisplay:
 
     def step(self) -> None:
         """Write the step's line."""
+        self._phase = TRAINING
         self._write(step_line(self._view))
 
     def print(self, what: RenderableType) -> None:

@@ -1,7 +1,7 @@
 """Two episodes of the same task side by side: what the model did before training and after.
 
-What both were asked stands once, above; below it each column tells what the model said, which tools
-it called, what came back, and how it ended.
+What both were asked stands once, above. Below it each column tells what the model said, which tools
+it called (→), what came back (←), and how it ended.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from relax_agent.messages import Text as TextPart
 from relax_agent.pages import call_text, plain
 
 _NARROW = 80
+_STUCK = "\u00a0"
+"""A space that no line is broken at."""
 
 
 def before_after(before: Episode, after: Episode, *, width: int = 100) -> RenderableType:
@@ -75,12 +77,11 @@ def _end(episode: Episode) -> Text:
 
 
 def _message(message: Message) -> Text:
-    role = message.name or message.role
     if isinstance(message, AssistantMessage):
         return _said(message)
-    style = "yellow" if message.role == "tool" else ""
-    mark = "← " if message.role == "tool" else ""
-    return Text.assemble((f"{plain(role)}  ", "dim"), (mark + _content(message), style))
+    if message.role == "tool":
+        return Text(f"←{_STUCK}{_content(message)}", style="yellow")
+    return Text.assemble((f"{plain(message.role)}  ", "dim"), _content(message))
 
 
 def _said(message: AssistantMessage) -> Text:
@@ -89,10 +90,10 @@ def _said(message: AssistantMessage) -> Text:
         lines.append((plain(message.reasoning), "dim italic"))
     if message.content:
         lines.append((_content(message), ""))
-    lines += [(f"→ {plain(call_text(call))}", "cyan") for call in message.tool_calls]
+    lines += [(f"→{_STUCK}{plain(call_text(call))}", "cyan") for call in message.tool_calls]
     if message.finish_reason != "stop":
-        lines.append((f"(cut off: {message.finish_reason})", "red"))
-    text = Text.assemble(("model  ", "dim"))
+        lines.append((f"(cut off: {plain(message.finish_reason)})", "red"))
+    text = Text()
     for number, (words, style) in enumerate(lines or [("(nothing)", "dim")]):
         text.append("\n" if number else "")
         text.append(words, style)

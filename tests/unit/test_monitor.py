@@ -292,7 +292,7 @@ def test_before_and_after_show_the_question_once_and_both_attempts(width):
     after = episode([assistant(tool_calls=[CALL]), tool_message("66", CALL), assistant("66")], 1.0)
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(before_after(before, after, width=width))
-    text = console.file.getvalue()
+    text = console.file.getvalue().replace("\u00a0", " ")
     assert text.count("17 plus 5, then times 3") == 1
     assert "Be good." not in text
     for words in (

@@ -189,6 +189,7 @@ def test_a_call_that_could_not_be_read_says_why():
     assert call_text(ToolCall("search", {}, error="no closing brace")) == (
         "search: could not be read: no closing brace"
     )
+    assert call_text(ToolCall("", {})) == "(a call that could not be read)"
 
 
 def test_a_call_shows_every_kind_of_argument():
