@@ -13,7 +13,6 @@ or when the registry is listed.
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import json
 import logging
@@ -28,6 +27,7 @@ from relax_agent.envs.core import Env, SyncEnv, Wrapper
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.threaded import ThreadedEnv
 from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv
+from relax_agent.importing import import_named
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def spec(env_id: str) -> EnvSpec:
     """Return the spec of an id, or raise UnknownEnv naming the nearest one."""
     module, _, bare = env_id.rpartition(":")
     if module:
-        _import(module, f"make({env_id!r})")
+        import_named(module)
     namespace, name, version = parse_id(bare)
     found = _find(namespace, name, version)
     if found is None:
@@ -294,7 +294,7 @@ def _load(entry_point: EntryPoint, env_id: str) -> Callable[..., Any]:
     if not isinstance(entry_point, str):
         return entry_point
     module, _, attribute = entry_point.partition(":")
-    target: Any = _import(module, env_id)
+    target: Any = import_named(module)
     for step in attribute.split("."):
         if not hasattr(target, step):
             raise ConfigError(f"{env_id}: {module} has no {attribute!r}")
@@ -302,13 +302,6 @@ def _load(entry_point: EntryPoint, env_id: str) -> Callable[..., Any]:
     if not callable(target):
         raise ConfigError(f"{env_id}: {entry_point} cannot be called")
     return target
-
-
-def _import(module: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{purpose}: {error.msg}", hint=f"is {module} on the path?") from error
 
 
 def _check_arguments(factory: Callable[..., Any], chosen: EnvSpec) -> None:

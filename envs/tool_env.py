@@ -120,6 +120,7 @@ class ToolEnv(Env, ABC):
         self.task: Task | None = None
         self.transcript = Transcript()
         self._running = False
+        self._turn = 0
 
     def _own_tools(self) -> AnyToolset:
         """Tools of the class attribute, then the class's own methods that are tools."""
@@ -157,7 +158,7 @@ class ToolEnv(Env, ABC):
         if self.system_prompt:
             messages = [system(self.system_prompt), *messages]
         self.transcript = Transcript(messages)
-        self._running = True
+        self._running, self._turn = True, 0
         return list(messages), {"task": self.task.id}
 
     def _choose(self, options: dict[str, Any]) -> Task:
@@ -180,11 +181,12 @@ class ToolEnv(Env, ABC):
                 f"step() takes an AssistantMessage, not {type(action).__name__}",
                 hint="relax_agent.messages.assistant('…') makes one",
             )
+        self._turn += 1
         self.transcript.append(action)
         messages = await self._run_calls(action.tool_calls)
         terminated = not action.tool_calls
-        truncated = not terminated and self.transcript.turns >= self.max_turns
-        info: Info = {"task": self._task().id, "turn": self.transcript.turns}
+        truncated = not terminated and self._turn >= self.max_turns
+        info: Info = {"task": self._task().id, "turn": self._turn}
         reward = 0.0
         if terminated or truncated:
             self._running = False
@@ -196,9 +198,7 @@ class ToolEnv(Env, ABC):
         return self.task
 
     async def _run_calls(self, calls: tuple[ToolCall, ...]) -> list[Message]:
-        async with asyncio.TaskGroup() as group:
-            jobs = [group.create_task(self.tools.call(call)) for call in calls[: self.max_calls]]
-        results = [job.result() for job in jobs]
+        results = await self._results(calls[: self.max_calls])
         refusal = f"only {self.max_calls} tool calls of one message are run; call it again"
         for _ in calls[self.max_calls :]:
             results.append(ToolResult.failure(ToolErrorKind.DENIED, refusal))
@@ -206,6 +206,13 @@ class ToolEnv(Env, ABC):
         messages = [result.to_message(call) for call, result in zip(calls, results, strict=True)]
         self.transcript.extend(messages)
         return messages
+
+    async def _results(self, calls: tuple[ToolCall, ...]) -> list[ToolResult]:
+        if len(calls) == 1:
+            return [await self.tools.call(calls[0])]
+        async with asyncio.TaskGroup() as group:
+            jobs = [group.create_task(self.tools.call(call)) for call in calls]
+        return [job.result() for job in jobs]
 
     async def _final_score(self) -> tuple[float, dict[str, float]]:
         limit = asyncio.timeout(self.score_timeout)
@@ -220,7 +227,7 @@ class ToolEnv(Env, ABC):
             raise EnvError(f"{type(self).__name__}.score() returned {score.reward}")
         metrics = {
             "success": float(score.reward >= 1),
-            "turns": float(self.transcript.turns),
+            "turns": float(self._turn),
             "tool_calls": float(len(self.transcript.calls)),
             "tool_errors": float(self.transcript.tool_errors),
         }

@@ -104,7 +104,7 @@ class _BearerToken:
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+    body = json.dumps(data, ensure_ascii=False).encode()
     return Response(body, status, headers, media_type="application/json")
 
 

@@ -3,7 +3,8 @@
 ``connect`` reads the server's manifest once; a wrong token or no server at all is a ConfigError
 there and then. After that every failure is a value: a server that is gone, answers nonsense or
 takes too long gives a :class:`ToolResult` of the right kind, after one more attempt where the
-tool declares that a second call does no harm. One pooled client serves all concurrent calls.
+tool declares that a second call does no harm. One pooled session serves all concurrent calls;
+it is aiohttp's own, which costs less than half of httpx over aiohttp for each call.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-from httpx_aiohttp import AiohttpTransport
+import aiohttp
 
 from relax_agent.errors import ConfigError, ToolErrorKind
 from relax_agent.messages import ToolCall
@@ -25,6 +25,8 @@ from relax_agent.tools.toolset import refuse
 _MARGIN_S = 5.0
 """Seconds on top of the server's own limits, so that its answer wins over our time-out."""
 _CONNECT_S = 5.0
+_KEEP_ALIVE_S = 15.0
+"""Idle connections end here first, long before the server would end them."""
 _AGAIN = {ToolErrorKind.CRASHED, ToolErrorKind.TIMEOUT, ToolErrorKind.UNAVAILABLE}
 
 
@@ -44,17 +46,17 @@ class _RemoteTool:
     def read(cls, item: dict[str, Any]) -> _RemoteTool:
         attempts = item["retries"] + 1
         limit = (item["timeout_s"] + item["queue_timeout_s"]) * attempts
-        tool = cls(item["schema"], float(limit), bool(item["idempotent"]))
-        assert isinstance(tool.name, str)
-        return tool
+        if not isinstance(item["schema"]["function"]["name"], str):
+            raise TypeError("a tool's name must be a string")
+        return cls(item["schema"], float(limit), bool(item["idempotent"]))
 
 
 class RemoteToolset:
     """The tools of a server. Made by :meth:`connect`; close it when done."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient, tools: list[_RemoteTool]) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, tools: list[_RemoteTool]) -> None:
         self.url = url
-        self._client = client
+        self._session = session
         self._tools = {tool.name: tool for tool in tools}
 
     @classmethod
@@ -71,19 +73,17 @@ class RemoteToolset:
         Raises:
             ConfigError: No tool server answers there, or it refuses the token.
         """
-        limits = httpx.Limits(max_connections=max_connections, keepalive_expiry=15.0)
-        client = httpx.AsyncClient(
-            transport=AiohttpTransport(limits=limits),
-            base_url=url,
+        url = url.rstrip("/")
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_KEEP_ALIVE_S),
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=httpx.Timeout(_MARGIN_S, connect=_CONNECT_S),
         )
         try:
-            tools = await _read_manifest(client, url, has_token=token is not None)
+            tools = await _read_manifest(session, url, has_token=token is not None)
         except BaseException:
-            await client.aclose()
+            await session.close()
             raise
-        return cls(url, client, tools)
+        return cls(url, session, tools)
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,24 +128,28 @@ class RemoteToolset:
     async def _post(self, tool: _RemoteTool, body: bytes) -> tuple[ToolResult, bool]:
         """Return the result, and whether it is the tool server's own answer."""
         try:
-            response = await self._client.post(
-                f"/tools/{tool.name}",
-                content=body,
+            async with self._session.post(
+                f"{self.url}/tools/{tool.name}",
+                data=body,
                 headers={"Content-Type": "application/json"},
-                timeout=httpx.Timeout(tool.timeout_s + _MARGIN_S, connect=_CONNECT_S),
-            )
-        except (httpx.ConnectTimeout, httpx.ConnectError) as error:
+                timeout=_within(tool.timeout_s + _MARGIN_S),
+            ) as response:
+                return _read(tool, response.status, await response.read())
+        except aiohttp.ConnectionTimeoutError as error:
             return _unavailable(tool, error), False
-        except httpx.TimeoutException:
+        except TimeoutError:
             message = f"{tool.name}: no answer after {tool.timeout_s + _MARGIN_S:g} s"
             return ToolResult.failure(ToolErrorKind.TIMEOUT, message), False
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:
             return _unavailable(tool, error), False
-        return _read(tool, response)
 
     async def close(self) -> None:
         """Close the connections. May be called twice."""
-        await self._client.aclose()
+        await self._session.close()
+
+
+def _within(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_S)
 
 
 def _unavailable(tool: _RemoteTool, error: Exception) -> ToolResult:
@@ -154,38 +158,37 @@ def _unavailable(tool: _RemoteTool, error: Exception) -> ToolResult:
     return ToolResult.failure(ToolErrorKind.UNAVAILABLE, message)
 
 
-def _read(tool: _RemoteTool, response: httpx.Response) -> tuple[ToolResult, bool]:
+def _read(tool: _RemoteTool, status: int, body: bytes) -> tuple[ToolResult, bool]:
     try:
-        return ToolResult.from_json(response.json()), True
-    except ValueError:
+        return ToolResult.from_json(json.loads(body)), True
+    except (ValueError, RecursionError):
         pass
-    if response.status_code in (401, 403):
+    if status in (401, 403):
         kind, reason = ToolErrorKind.DENIED, "the tool server refuses our token"
-    elif response.status_code in (429, 502, 503, 504):
-        kind, reason = ToolErrorKind.UNAVAILABLE, f"the tool server says {response.status_code}"
+    elif status in (429, 502, 503, 504):
+        kind, reason = ToolErrorKind.UNAVAILABLE, f"the tool server says {status}"
     else:
-        kind, reason = ToolErrorKind.CRASHED, f"the tool server failed ({response.status_code})"
+        kind, reason = ToolErrorKind.CRASHED, f"the tool server failed ({status})"
     return ToolResult.failure(kind, f"{tool.name}: {reason}"), False
 
 
 async def _read_manifest(
-    client: httpx.AsyncClient, url: str, *, has_token: bool
+    session: aiohttp.ClientSession, url: str, *, has_token: bool
 ) -> list[_RemoteTool]:
     try:
-        response = await client.get("/tools")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        async with session.get(f"{url}/tools", timeout=_within(_MARGIN_S)) as response:
+            status, body = response.status, await response.read()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"no tool server answers at {url}: {reason}",
             hint="relax-agent tools serve MODULE starts one",
         ) from error
-    if response.status_code in (401, 403):
+    if status in (401, 403):
         raise ConfigError(
             f"the tool server at {url} {'refuses this token' if has_token else 'needs a token'}"
         )
     try:
-        return [_RemoteTool.read(item) for item in response.json()["tools"]]
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ConfigError(
-            f"{url} is not a tool server (GET /tools: {response.status_code})"
-        ) from error
+        return [_RemoteTool.read(item) for item in json.loads(body)["tools"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{url} is not a tool server (GET /tools: {status})") from error

@@ -237,8 +237,7 @@ class Tool(Generic[P, R]):
                 raise ToolError(
                     f"timed out after {self.limits.timeout_s:g} s", kind=ToolErrorKind.TIMEOUT
                 ) from error
-            reason = " ".join(str(error).split())[:_MAX_REASON]
-            raise ToolError(f"failed with {type(error).__name__}: {reason}") from error
+            raise ToolError(f"failed with {_reason(error)}") from error
 
     async def _start(self, values: dict[str, Any], give_back: Callable[[], None]) -> Any:
         if not self._async and not self.inline:
@@ -254,6 +253,15 @@ class Tool(Generic[P, R]):
             return await value if isinstance(value, Awaitable) else value
         finally:
             give_back()
+
+
+def _reason(error: BaseException) -> str:
+    """Tell an exception in one line, even if it cannot tell itself."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "(no message)"
+    return f"{type(error).__name__}: {words[:_MAX_REASON]}"
 
 
 @overload

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from relax_agent.errors import ConfigError, RelaxError
+from relax_agent.errors import ConfigError
+from relax_agent.importing import import_named
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.toolset import Toolset
 
@@ -24,7 +22,7 @@ def load_toolset(target: str) -> Toolset:
         ConfigError: The module cannot be imported or holds no tool.
     """
     name, _, attribute = target.partition(":")
-    module = _import(name)
+    module = import_named(name)
     if not attribute:
         found = {id(item): item for item in vars(module).values() if isinstance(item, Tool)}
         tools = [item for item in found.values() if not item.is_method]
@@ -46,24 +44,3 @@ def _as_toolset(value: Any, target: str) -> Toolset:
         if items and all(isinstance(item, Tool) for item in items):
             return Toolset(items)
     raise ConfigError(f"{target} is neither a toolset, a tool nor a list of tools")
-
-
-def _import(name: str) -> Any:
-    if name.endswith(".py") or "/" in name:
-        raise ConfigError(
-            f"{name} is a file, not a module",
-            hint=f"name it as import does: {Path(name).stem}",
-        )
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except RelaxError:
-        raise
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"cannot import {name}: {error.msg}", hint="is it on the path or in this folder?"
-        ) from error
-    except Exception as error:
-        raise ConfigError(f"cannot import {name}: {type(error).__name__}: {error}") from error

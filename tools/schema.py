@@ -9,6 +9,7 @@ the docstring (Google, NumPy or reST style).
 from __future__ import annotations
 
 import inspect
+import reprlib
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
 
 _MAX_SHOWN = 60
 """Characters of a wrong value that an error message quotes."""
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _MAX_SHOWN
+_BRIEF.maxlevel = 3
 
 
 class _Schema(GenerateJsonSchema):
@@ -69,9 +75,16 @@ class Arguments:
         if item["type"] == "extra_forbidden":
             names = ", ".join(self.schema["properties"]) or "none"
             return f"argument '{place}' does not exist (arguments: {names})"
-        shown = repr(item["input"])
-        shown = shown if len(shown) <= _MAX_SHOWN else shown[: _MAX_SHOWN - 1] + "…"
-        return f"argument '{place}': {item['msg'].lower()}, got {shown}"
+        return f"argument '{place}': {item['msg'].lower()}, got {_shown(item['input'])}"
+
+
+def _shown(value: Any) -> str:
+    """Quote a wrong value, whatever its size and depth."""
+    try:
+        text = _BRIEF.repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
 def _invalid(message: str) -> ToolError:

@@ -19,6 +19,13 @@ def call(toolset: Toolset, name: str, **arguments) -> ToolResult:
     return asyncio.run(toolset.call(ToolCall(name, arguments, "c1")))
 
 
+def deep_list():
+    value = []
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
 class Unit(StrEnum):
     METRE = "m"
     FOOT = "ft"
@@ -103,6 +110,9 @@ def test_a_declared_tool_is_still_the_function():
         ({}, "argument 'a' is missing"),
         ({"a": 1, "b": 2, "c": 3}, "argument 'c' does not exist (arguments: a, b)"),
         ({"a": "seventeen"}, "argument 'a': input should be a valid integer"),
+        ({"a": "x" * 10**6}, "got 'xxx"),
+        ({"a": deep_list()}, "got [[["),
+        ({"a": 1, "b": [10**6000]}, "got a very large list"),
         ([1, 2], "arguments must be one JSON object, not list"),
         (None, "arguments must be one JSON object, not NoneType"),
     ],
@@ -113,6 +123,7 @@ def test_wrong_arguments_are_a_soft_error_that_names_the_argument(arguments, wor
     assert result.error is ToolErrorKind.INVALID_ARGUMENTS
     assert result.text.startswith("Error: add: ")
     assert words in result.text
+    assert len(result.text) < 300
 
 
 json_values = st.recursive(
@@ -166,6 +177,15 @@ def test_a_crash_is_a_result_with_one_line():
         """Crash."""
         raise ValueError("first\nsecond")
 
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    @tool
+    def mute() -> str:
+        """Fail without words."""
+        raise Mute
+
     @tool
     async def leave() -> str:
         """Leave."""
@@ -174,6 +194,7 @@ def test_a_crash_is_a_result_with_one_line():
     result = call(Toolset([crash, leave]), "crash")
     assert result.error is ToolErrorKind.CRASHED
     assert result.text == "Error: crash: failed with ValueError: first second"
+    assert call(Toolset([mute]), "mute").text == "Error: mute: failed with Mute: (no message)"
     assert call(Toolset([leave]), "leave").error is ToolErrorKind.CRASHED
 
 
