@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -26,6 +26,9 @@ from relax_agent.rollout.settings import RolloutSettings
 from relax_agent.trainers.algorithms import AlgorithmSettings
 from relax_agent.trainers.settings import TrainerSettings
 from relax_agent.weights import WeightsSettings
+
+
+S = TypeVar("S", bound=BaseModel)
 
 
 class _Settings(BaseModel):
@@ -99,7 +102,7 @@ class Recipe(_Settings):
     runs: Path = Path("runs")
     """Where run folders are made."""
     seed: int = 0
-    """Fixes tasks, model and sampling."""
+    """Fixes tasks, model and sampling; parts that name a seed of their own keep it."""
     steps: int = Field(default=60, ge=1)
     """Optimizer steps of reinforcement learning."""
     model: ModelSettings
@@ -122,6 +125,14 @@ class Recipe(_Settings):
             raise ValueError(
                 "weights.kind=tensor sends safetensors, which only the embedded engine takes;"
                 " use weights.kind=disk with engine.kind=sglang"
+            )
+        if self.trainer.temperature != self.rollout.temperature and (
+            "temperature" in self.trainer.model_fields_set
+        ):
+            raise ValueError(
+                f"trainer.temperature={self.trainer.temperature:g} differs from"
+                f" rollout.temperature={self.rollout.temperature:g}: log-probs would not compare;"
+                " leave trainer.temperature out"
             )
         return self
 
@@ -158,9 +169,29 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
     """Validate plain data as a recipe; see :func:`load_recipe` for the errors."""
     try:
-        return Recipe.model_validate(data)
+        return _spread(Recipe.model_validate(data))
     except ValidationError as error:
         raise _explain(error, where) from None
+
+
+def _spread(recipe: Recipe) -> Recipe:
+    """Hand what the recipe says once to the parts that need it, unless they say it themselves."""
+    trainer = _with_default(recipe.trainer, seed=recipe.seed)
+    model = recipe.model
+    if model.tiny is not None:
+        model = model.model_copy(update={"tiny": _with_default(model.tiny, seed=recipe.seed)})
+    return recipe.model_copy(
+        update={
+            "model": model,
+            "engine": _with_default(recipe.engine, seed=recipe.seed),
+            "trainer": _with_default(trainer, temperature=recipe.rollout.temperature),
+        }
+    )
+
+
+def _with_default(settings: S, **values: Any) -> S:
+    missing = {key: values[key] for key in values if key not in settings.model_fields_set}
+    return settings.model_copy(update=missing)
 
 
 def dump_recipe(recipe: Recipe) -> str:

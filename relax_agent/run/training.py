@@ -123,12 +123,15 @@ class TrainingLoop:
             if report.skipped is None:
                 await self.publish_weights(self.progress.version + 1)
             self.queue.published(step)
-        await self.queue.ack(lease, step)
+        with self._timeline.part("acknowledge"):
+            await self.queue.ack(lease, step)
         self.progress.step = step
         with self._timeline.part("record"):
             await asyncio.to_thread(self.episodes.write, step, groups)
         await self._save_and_evaluate(step)
-        self.monitor.on_step(self._metrics(step, groups, report, time.monotonic() - started))
+        metrics = self._metrics(step, groups, report, time.monotonic() - started)
+        with self._timeline.part("record"):  # of the next lap: this one's sum is in the metrics
+            self.monitor.on_step(metrics)
 
     async def _group(self, leased: LeasedGroup) -> Group:
         group = self._finished.pop(leased.id, None)
