@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from relax_agent.envs.core import Env, Info, StepResult
 from relax_agent.envs.tasks import Task, TaskSet
@@ -97,6 +97,7 @@ class ToolEnv(Env, ABC):
     score_timeout: float = 30.0
     """Seconds that :meth:`score` may take."""
     system_prompt: str = ""
+    _tool_methods: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -122,17 +123,25 @@ class ToolEnv(Env, ABC):
         self._running = False
         self._turn = 0
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        members: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            members |= vars(base)
+        found = [name for name, member in members.items() if isinstance(member, Tool)]
+        cls._tool_methods = tuple(found)
+
     def _own_tools(self) -> AnyToolset:
         """Tools of the class attribute, then the class's own methods that are tools."""
         given = self.tools
-        if isinstance(given, AnyToolset) and not isinstance(given, Toolset):
+        methods = [getattr(self, name) for name in self._tool_methods]
+        if not methods and isinstance(given, AnyToolset):
             return given
-        names = [n for cls in reversed(type(self).__mro__) for n in vars(cls) if n != "tools"]
-        methods = [
-            getattr(self, name)
-            for name in dict.fromkeys(names)
-            if isinstance(inspect.getattr_static(self, name), Tool)
-        ]
+        if not isinstance(given, Iterable):
+            raise ConfigError(
+                f"{type(self).__name__} has a remote toolset and tools of its own",
+                hint="choose one of the two",
+            )
         return Toolset([*given, *methods])
 
     def first_messages(self, task: Task) -> list[Message]:

@@ -7,7 +7,7 @@
 A failed call answers with the same body as a good one, and with the status that its kind
 deserves, so that ``curl -f`` and :class:`~relax_agent.tools.client.RemoteToolset` both work.
 When a caller goes away, its call is cancelled. With a token, everything but the two probes needs
-``Authorization: Bearer …``.
+``Authorization: Bearer …``; without one, web pages from elsewhere are refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,6 +33,7 @@ MAX_REQUEST_BYTES = 1 << 20
 """Size of the arguments of one call."""
 MANIFEST_VERSION = 1
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+_LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"::1"})
 _STATUS = {
     None: 200,
     ToolErrorKind.INVALID_ARGUMENTS: 422,
@@ -60,7 +62,9 @@ def create_tool_app(
     for tool in toolset:
         _add_tool(app, tool, counts, max_request_bytes)
     _add_unknown(app, toolset)
-    if token is not None:
+    if token is None:
+        app.add_middleware(_NoForeignPages)
+    else:
         app.add_middleware(_BearerToken, token=token)
     return app
 
@@ -101,6 +105,24 @@ class _BearerToken:
         await _json({"detail": "a valid bearer token is required"}, 401, headers)(
             scope, receive, send
         )
+
+
+class _NoForeignPages:
+    """ASGI middleware for a server without a token: web pages from elsewhere cannot call it.
+
+    Any page that a browser shows may post to the loopback; the browser says where it came from.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = dict(scope.get("headers", ())).get(b"origin")
+        if origin is None or urlsplit(origin).hostname in _LOOPBACK:
+            await self._app(scope, receive, send)
+            return
+        reply = _json({"detail": "web pages may not call this server without a token"}, 403)
+        await reply(scope, receive, send)
 
 
 def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -19,7 +19,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -41,18 +41,14 @@ _PARENT_POLL_S = 0.5
 class _Server(uvicorn.Server):
     """Uvicorn with an orderly end: a signal is a request to stop, and the exit status is 0."""
 
-    def __init__(self, config: uvicorn.Config, port_file: Path | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self.ready = asyncio.Event()
-        self._port_file = port_file
+        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, then say so."""
         await super().startup(sockets)
-        assert sockets is not None
-        if self._port_file is not None:
-            _write_port(self._port_file, sockets[0].getsockname()[1])
-        self.ready.set()
+        self._on_ready()
 
     def stop(self) -> None:
         """Stop; asked twice, at once."""
@@ -82,6 +78,7 @@ def serve(
     port_file: Path | None = None,
     parent_pid: int | None = None,
     max_request_bytes: int = MAX_REQUEST_BYTES,
+    announce: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a toolset until a signal, a closed standard input or the parent's end.
 
@@ -93,14 +90,22 @@ def serve(
         port_file: Gets the real port once calls are taken.
         parent_pid: The process with which this one ends.
         max_request_bytes: Size limit of one call's arguments.
+        announce: Called with the URL once calls are taken.
 
     Raises:
         ConfigError: The port is in use, the host is not ours, or the token is missing.
     """
     listener = _bind(host, port, token)
     app = create_tool_app(toolset, token=token, max_request_bytes=max_request_bytes)
+
+    def ready() -> None:
+        if port_file is not None:
+            _write_port(port_file, listener.getsockname()[1])
+        if announce is not None:
+            announce(_url(host, listener))
+
     with listener:
-        asyncio.run(_serve(_Server(_config(app), port_file), listener, parent_pid))
+        asyncio.run(_serve(_Server(_config(app), ready), listener, parent_pid))
 
 
 @contextlib.asynccontextmanager
@@ -112,15 +117,16 @@ async def open_server(
     For tests, notebooks and programs that are tool server and something else at once.
     """
     listener = _bind(host, port, token)
-    server = _Server(_config(create_tool_app(toolset, token=token)))
+    ready = asyncio.Event()
+    server = _Server(_config(create_tool_app(toolset, token=token)), ready.set)
     with listener:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server._serve([listener]))
-            await server.ready.wait()
-            try:
-                yield f"http://{_url_host(host)}:{listener.getsockname()[1]}"
-            finally:
-                server.stop()
+        task = asyncio.ensure_future(server._serve([listener]))
+        try:
+            await ready.wait()
+            yield _url(host, listener)
+        finally:
+            server.stop()
+            await asyncio.shield(task)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,8 +208,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _url(host: str, listener: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
 
 
 def _write_port(path: Path, port: int) -> None:
@@ -227,7 +234,7 @@ async def _serve(server: _Server, listener: socket.socket, parent_pid: int | Non
         await asyncio.gather(parent, return_exceptions=True)
 
 
-def _watch_stdin(stop: object) -> None:
+def _watch_stdin(stop: Callable[[], object]) -> None:
     """Call ``stop`` when standard input is a pipe whose other end closes."""
     try:
         mode = os.fstat(0).st_mode
@@ -241,7 +248,7 @@ def _watch_stdin(stop: object) -> None:
             while os.read(0, 4096):
                 pass
         with contextlib.suppress(RuntimeError):  # the loop has ended already
-            stop()  # type: ignore[operator]
+            stop()
 
     threading.Thread(target=read, name="relax-stdin", daemon=True).start()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,8 +76,15 @@ def serve(
     from relax_agent.tools.server import token_from
 
     toolset = load_toolset(module)
-    print(f"serving {', '.join(toolset.names)} on {host}", file=sys.stderr, flush=True)
-    run_server(toolset, host=host, port=port, port_file=port_file, token=token_from(token_env))
+    names = ", ".join(toolset.names)
+    run_server(
+        toolset,
+        host=host,
+        port=port,
+        port_file=port_file,
+        token=token_from(token_env),
+        announce=lambda url: typer.echo(f"serving {names} at {url}", err=True),
+    )
 
 
 def _argument(item: str) -> tuple[str, Any]:

@@ -286,6 +286,29 @@ def test_statuses_say_what_kind_of_failure_it_was():
     assert body_schema == calculator.parameters
 
 
+def test_an_error_inside_open_server_comes_out_as_it_is():
+    async def body(remote, url):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        over_http(ALL, body)
+
+
+def test_without_a_token_web_pages_from_elsewhere_are_refused():
+    async def body(remote, url):
+        async with httpx.AsyncClient() as client:
+            return [
+                (
+                    await client.post(
+                        f"{url}/tools/calculator", json={"expression": "1"}, headers={"Origin": o}
+                    )
+                ).status_code
+                for o in ("https://evil.example", "null", url, "http://localhost:3000")
+            ]
+
+    assert over_http(ALL, body) == [403, 403, 200, 200]
+
+
 def test_a_caller_that_goes_away_cancels_its_call():
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -483,6 +506,26 @@ def test_an_environment_reaches_its_tools_over_http():
         return [message.text for message in record.messages if message.role == "tool"]
 
     assert over_http(Toolset([calculator]), body) == ["42"]
+
+
+def test_the_command_line_serves_until_interrupted(tmp_path):
+    command = [str(Path(sys.executable).with_name("relax-agent")), "tools", "serve"]
+    command += [
+        "relax_agent.tools.calculator",
+        "--port",
+        "0",
+        "--port-file",
+        str(tmp_path / "port"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        port = wait_for_port(tmp_path, process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert errors == f"serving calculator at http://127.0.0.1:{port}\n"
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,19 @@ def test_methods_are_tools_with_the_environments_own_state():
         def score(self, task, transcript):
             return float(self.on)
 
+    class Elsewhere(Lamp):
+        """Has its tools somewhere else."""
+
+        @property
+        def tools(self):
+            return object()
+
+        @tools.setter
+        def tools(self, value):
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match="a remote toolset and tools of its own"):
+        Elsewhere()
     action = assistant(tool_calls=[ToolCall("switch", {"on": True}, "c0")])
 
     async def main():
