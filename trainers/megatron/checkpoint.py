@@ -62,9 +62,7 @@ def save(folder: Path, model: PolicyModel, optimizer: Any, counts: dict[str, int
     with atomic_folder(folder) as draft:
         _write(draft / "model.safetensors", convert.hf_weights(model, main_copy))
         for moment in MOMENTS if step else ():
-            tensors = convert.hf_weights(
-                model, lambda name, p, moment=moment: state[main_copy(name, p)][moment]
-            )
+            tensors = convert.hf_weights(model, _moment_of(state, moment))
             _write(draft / f"{moment}.safetensors", tensors)
         _write(draft / "random.safetensors", _random_state().items())
         document = {"kind": KIND, "adam_step": step, **counts}
@@ -99,11 +97,12 @@ def _restore_adam(folder: Path, model: PolicyModel, optimizer: Any, step: int) -
                 inner.state[parameter] = {"step": torch.tensor(float(step)), **moments}
     state = _adam_state(optimizer)
     for moment in MOMENTS:
-        convert.load_hf(
-            model,
-            _File(folder / f"{moment}.safetensors"),
-            lambda name, p, moment=moment: state[main_copy(name, p)][moment],
-        )
+        tensors = _File(folder / f"{moment}.safetensors")
+        convert.load_hf(model, tensors, _moment_of(state, moment))
+
+
+def _moment_of(state: dict[Tensor, dict[str, Tensor]], moment: str) -> convert.Lookup:
+    return lambda name, parameter: state[main_copy(name, parameter)][moment]
 
 
 def _adam_state(optimizer: Any) -> dict[Tensor, dict[str, Tensor]]:

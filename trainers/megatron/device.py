@@ -307,15 +307,14 @@ def _join(device: str, rank: int, ranks: int, init_method: str | None) -> None:
     if torch.distributed.is_initialized():
         return
     # A single rank meets nobody: a store in memory needs neither a port nor a file.
-    meeting = (
-        {"init_method": init_method} if init_method else {"store": torch.distributed.HashStore()}
-    )
+    alone = torch.distributed.HashStore() if init_method is None else None  # type: ignore[attr-defined]
     torch.distributed.init_process_group(
         "gloo" if device == "cpu" else "nccl",
+        init_method=init_method,
+        store=alone,
         rank=rank,
         world_size=ranks,
         timeout=_GROUP_TIMEOUT,
-        **meeting,
     )
 
 

@@ -240,6 +240,7 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         batch_p2p_comm=False,
+        cuda_graph_scope=[],  # the default is a deprecated word that warns
         **options,
     )
 
