@@ -59,6 +59,8 @@ def run(recipe: Recipe, *, resume: Path | None = None, quiet: bool = False) -> i
         RelaxError: The run could not start, or ended early; everything written so far is kept.
         RunFailed: It ended without reaching its goal.
     """
+    if recipe.model.path is not None:
+        resolve_model(recipe.model, recipe.runs)  # a missing model leaves no run folder behind
     folder = RunFolder.create(recipe) if resume is None else RunFolder.reopen(resume, recipe)
     try:
         outcome = asyncio.run(_with_signals(_run(recipe, folder, resume is not None, quiet)))

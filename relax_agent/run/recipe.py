@@ -27,7 +27,6 @@ from relax_agent.trainers.algorithms import AlgorithmSettings
 from relax_agent.trainers.settings import TrainerSettings
 from relax_agent.weights import WeightsSettings
 
-
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -239,13 +238,20 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     if first["type"] == "extra_forbidden":
         parent = ".".join(str(item) for item in first["loc"][:-1])
         names = _keys_at(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.0)
-        hint = f"did you mean {'.'.join(filter(None, [parent, near[0]]))}?" if near else None
+        near = max(names, key=lambda name: _likeness(str(first["loc"][-1]), name), default=None)
+        hint = f"did you mean {'.'.join(filter(None, [parent, near]))}?" if near else None
         return UnknownKeyError(f"{where}: there is no setting {place}", hint=hint)
     more = len(error.errors()) - 1
     also = f" (and {more} more)" if more else ""
     message = first["msg"].removeprefix("Value error, ")
     return ConfigError(f"{where}: {place or 'recipe'}: {message}{also}")
+
+
+def _likeness(given: str, name: str) -> float:
+    """Return how well a known name fits a given one; initials count, as in lr for learning_rate."""
+    initials = "".join(word[0] for word in given.split("_") if word)
+    ratio = difflib.SequenceMatcher(None, given.lower(), name).ratio()
+    return max(ratio, 0.9 if initials == name else 0.0)
 
 
 def _keys_at(location: Sequence[int | str]) -> list[str]:
