@@ -16,7 +16,9 @@ all pass one contract suite, so the rest of the project knows only this module. 
 * New weights come between ``begin_weight_update`` and ``end_weight_update``, under a pause. An
   update that does not fit the model is refused and leaves the old weights in place.
 * Routed experts ``[positions, layers, top_k]`` cover the positions ``routes_start`` to
-  ``prompt + completion - 2``: the last sampled token has not been read by the model yet.
+  ``prompt + completion - 2``: the last sampled token has not been read by the model yet. Of an
+  answer that an update has interrupted they are, position by position, the experts that were used
+  when the token was sampled; only SGLang under ``retract`` reports those of the new weights.
 """
 
 from __future__ import annotations

@@ -117,6 +117,11 @@ class ScriptedEngine:
         """What errors and logs call this engine."""
         return self._name
 
+    @property
+    def running(self) -> int:
+        """How many requests are being answered."""
+        return len(self._running)
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Answer by the script."""
         body = await self.answer(request)
@@ -222,7 +227,7 @@ class ScriptedEngine:
     async def server_info(self) -> dict[str, Any]:
         """Return the load."""
         self._require_life()
-        return {"running": len(self._running), "paused": self._pause_mode}
+        return {"running": self.running, "paused": self._pause_mode}
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
