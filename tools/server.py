@@ -121,8 +121,11 @@ async def open_server(
     server = _Server(_config(create_tool_app(toolset, token=token)), ready.set)
     with listener:
         task = asyncio.ensure_future(server._serve([listener]))
+        task.add_done_callback(lambda _: ready.set())
         try:
             await ready.wait()
+            if task.done():
+                task.result()
             yield _url(host, listener)
         finally:
             server.stop()
