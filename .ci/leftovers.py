@@ -56,7 +56,7 @@ def main(action: str, file: str) -> str | None:
     deadline = time.monotonic() + PATIENCE_S
     while left := [f"{pid.split()[0]}: {cmd}" for pid, cmd in ours().items() if pid not in before]:
         if time.monotonic() > deadline:
-            return "left behind:\n" + "\n".join(left)
+            return "left behind:\n" + "\n".join(" ".join(each.split())[:200] for each in left)
         time.sleep(0.5)
     print("no process was left behind")
     return None
