@@ -172,10 +172,10 @@ def make_tasks(
 class CalculatorExpert:
     """Writes the call, reads the result, gives the answer; sometimes in two calls.
 
-    ``noise`` is the chance of a wrong operator (three times of four) or operand in a call. Where
-    words need parentheses they are forgotten three times as often, so from a noise of 0.2 on that
-    is the rule, which even a greedy student then follows. A result is misread half as often.
-    Without noise the expert is always right.
+    ``noise`` is the chance of a wrong operator (three times of four) or operand in a call, and a
+    result is misread half as often. Questions in words lose their parentheses four times as often,
+    whether it matters or not: from a noise of 0.15 on that is the rule, which even a greedy student
+    then follows. Without noise the expert is always right.
 
     What it does depends on its seed, the question and how often it was asked before, so episodes
     that run at the same time do not disturb each other.
@@ -209,11 +209,11 @@ class CalculatorExpert:
         return random.Random(f"{self._seed}/{text}/{turn}/{self._asked[text, turn]}")
 
     def _first_expression(self, question: Question, rng: random.Random) -> str:
-        forgets = rng.random() < 3 * self.noise
-        if question.in_words and question.needs_parentheses and forgets:
-            return question.expression.replace("(", "").replace(")", "")
+        forgets = question.in_words and rng.random() < 4 * self.noise
         if rng.random() < self.noise:
             question = _spoilt(question, rng)
+        if forgets:
+            return question.expression.replace("(", "").replace(")", "")
         if rng.random() < self.two_call_share:
             return f"{question.first}{question.op1}{question.second}"
         return question.expression

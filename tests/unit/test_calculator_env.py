@@ -116,7 +116,7 @@ def test_an_expert_without_noise_is_always_right(env, two_call_share):
 
 def test_noise_makes_forgotten_parentheses_the_rule_and_leaves_every_message_readable(env):
     async def episodes():
-        expert = env.unwrapped.expert(noise=0.25, seed=3)
+        expert = env.unwrapped.expert(noise=0.2, seed=3)
         return [
             (Question.parse(env.tasks[task].prompt), await play(env, expert, task=task))
             for task in env.tasks.ids("train")[:400]
