@@ -185,7 +185,11 @@ def result(ids, *, finish="stop", version=0, request=None, logprob=-0.5) -> Gene
         rows = np.arange(request.routes_start, request.routes_start + count) % 8
         routes = np.broadcast_to(rows.astype(np.uint8)[:, None, None], (count, 2, 2)).copy()
     return GenerateResult(
-        list(ids), [logprob] * len(ids), finish, [version] * len(ids), routes,
+        list(ids),
+        [logprob] * len(ids),
+        finish,
+        [version] * len(ids),
+        routes,
         len(request.input_ids) if request is not None else 0,
     )
 
@@ -243,13 +247,15 @@ def dead(request) -> EngineUnavailable:
 
 def options(**changes) -> EpisodeOptions:
     limits = {k: changes.pop(k) for k in list(changes) if k in EpisodeLimits.__slots__}
-    return replace(
-        EpisodeOptions(SamplingParams(64), EpisodeLimits(**limits)), **changes
-    )
+    return replace(EpisodeOptions(SamplingParams(64), EpisodeLimits(**limits)), **changes)
 
 
 def runner(engine, make_env=FakeEnv, *, pool=8, on_episode=None, **changes) -> EpisodeRunner:
     return EpisodeRunner(
-        engine, FakeRenderer(), EnvPool(make_env, pool), options(**changes),
-        env_id="toy", on_episode=on_episode,
+        engine,
+        FakeRenderer(),
+        EnvPool(make_env, pool),
+        options(**changes),
+        env_id="toy",
+        on_episode=on_episode,
     )

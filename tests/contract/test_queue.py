@@ -49,9 +49,9 @@ def test_a_group_goes_from_reserve_to_ack_and_its_payload_is_what_was_put(open_q
         lease = await queue.lease(2, step=1, timeout=1)
         assert [group.id for group in lease.groups] == ["a", "b"]
         loaded = load_group(lease.groups[0].path)
-        assert loaded.episodes[1].to_json() | {"id": 0} == make_group(
-            "a", "task-a"
-        ).episodes[1].to_json() | {"id": 0}
+        assert loaded.episodes[1].to_json() | {"id": 0} == make_group("a", "task-a").episodes[
+            1
+        ].to_json() | {"id": 0}
         await queue.ack(lease, 1)
         stats = await queue.stats()
         assert (stats.started, stats.trained, stats.open) == (2, 2, 0)

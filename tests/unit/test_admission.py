@@ -19,9 +19,7 @@ SMALL = [(s, g) for s in range(4) for g in range(1, 5)]
 @pytest.mark.parametrize(("staleness", "per_step"), SMALL)
 def test_a_group_may_start_exactly_while_fewer_than_capacity_are_open(staleness, per_step):
     allowed = [
-        n
-        for n in range(40)
-        if may_start(n, max_staleness=staleness, groups_per_step=per_step)
+        n for n in range(40) if may_start(n, max_staleness=staleness, groups_per_step=per_step)
     ]
     assert allowed == list(range((staleness + 1) * per_step))
 
