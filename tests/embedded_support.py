@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from relax_agent.engines.embedded.batch import Batch
 from relax_agent.engines.embedded.requests import Job, Limits, parse_generate
 from relax_agent.engines.embedded.runner import ModelRunner, load_model, stop_tokens
 from relax_agent.engines.embedded.scheduler import Scheduler
@@ -112,9 +113,11 @@ class Reference:
 def make_scheduler(folder: Path, *, max_total=16384, cache_tokens=4096, **options) -> Scheduler:
     """A scheduler that has not been started."""
     model = load_model(folder, "float32")
-    options = {"max_running": 32} | options
+    options = {"max_running": 32, "max_prefill": 4096} | options
+    death = {"on_death": options.pop("on_death")} if "on_death" in options else {}
     runner = ModelRunner(model, max_total)
-    scheduler = Scheduler(runner, checkpoint_shapes(folder), cache_tokens=cache_tokens, **options)
+    batch = Batch(runner, cache_tokens=cache_tokens, **options)
+    scheduler = Scheduler(batch, checkpoint_shapes(folder), **death)
     scheduler.limits = Limits(CONTEXT, max_total, runner.vocabulary, stop_tokens(model))
     return scheduler
 

@@ -47,6 +47,10 @@ def run(scheduler, *jobs):
     return [sequence.done.result(WAIT_S) for sequence in sequences]
 
 
+def held(scheduler):
+    return len(scheduler.batch.running), len(scheduler.batch.waiting)
+
+
 def check_logprobs(outcome, reference, temperature=1.0, bias=None):
     ids = outcome.job.input_ids + outcome.output_ids
     expected = reference.logprobs(ids, len(outcome.job.input_ids), temperature, bias)
@@ -58,14 +62,14 @@ class StopAfter:
 
     def __init__(self, scheduler, steps, mode):
         self.scheduler, self.left, self.mode = scheduler, steps, mode
-        self._step, scheduler._step = scheduler._step, self
+        self._step, scheduler.batch.step = scheduler.batch.step, self
 
-    def __call__(self):
-        self._step()
+    def __call__(self, **options):
+        self._step(**options)
         self.left -= 1
         if not self.left:
             self.scheduler._pause(self.mode)
-            self.scheduler._step = self._step
+            self.scheduler.batch.step = self._step
 
 
 def paused_after(scheduler, steps, mode, *jobs):
@@ -224,7 +228,7 @@ def test_a_full_cache_and_a_small_one_still_answer_right(folders, references):
     prompts = [prompt(n % 45 + 1, n) for n in range(40)]
     for outcome in run(scheduler, *(job(scheduler, p, max_new_tokens=9) for p in prompts)):
         check_logprobs(outcome, references[0])
-    assert scheduler.cached <= 50
+    assert len(scheduler.batch.tree) <= 50
     scheduler.stop()
 
 
@@ -317,7 +321,7 @@ def test_pause_abort_ends_all_and_later_requests_wait(scheduler):
     late = scheduler.submit(job(scheduler, prompt(5)))
     scheduler.call(lambda: None).result(WAIT_S)
     assert not late.done.done()
-    assert (scheduler.running, scheduler.waiting) == (0, 1)
+    assert held(scheduler) == (0, 1)
     scheduler.resume().result(WAIT_S)
     assert late.done.result(WAIT_S).finish_reason["type"] in ("length", "stop")
 
@@ -332,7 +336,7 @@ def test_a_new_version_number_aborts_nothing(scheduler):
     outcomes = [sequence.done.result(WAIT_S) for sequence in sequences]
     assert {outcome.finish_reason["type"] for outcome in outcomes} == {"length"}
     assert [span[0] for span in outcomes[0].spans] == ["0", "5"]
-    assert scheduler.counters["aborted"] == 0
+    assert scheduler.batch.counters["aborted"] == 0
 
 
 def test_flushing_is_refused_while_rows_are_held(scheduler):
@@ -341,12 +345,12 @@ def test_flushing_is_refused_while_rows_are_held(scheduler):
     scheduler.resume().result(WAIT_S)
     sequence.done.result(WAIT_S)
     assert scheduler.flush_cache().result(WAIT_S)
-    assert scheduler.cached == 0
+    assert len(scheduler.batch.tree) == 0
 
 
 def test_without_a_pause_new_weights_wait_for_running_requests(scheduler, folders, references):
     long = scheduler.submit(job(scheduler, prompt(9), max_new_tokens=200, ignore_eos=True))
-    while not scheduler.running:
+    while not scheduler.batch.running:
         scheduler.call(lambda: None).result(WAIT_S)
     done = scheduler.load_folder(folders[1], "1")
     late = scheduler.submit(job(scheduler, prompt(9), max_new_tokens=5))
@@ -466,13 +470,13 @@ def test_nan_weights_fail_requests_and_leave_no_trace(scheduler, folders, refere
 
 
 def test_an_error_in_a_forward_fails_its_requests_and_the_engine_goes_on(scheduler, references):
-    forward = scheduler.runner.forward
+    forward = scheduler.batch.runner.forward
 
     def fail(*args):
-        scheduler.runner.forward = forward
+        scheduler.batch.runner.forward = forward
         raise RuntimeError("out of luck")
 
-    scheduler.runner.forward = fail
+    scheduler.batch.runner.forward = fail
     with pytest.raises(EngineError, match="out of luck"):
         run(scheduler, job(scheduler, prompt(5)))
     check_logprobs(run(scheduler, job(scheduler, prompt(5)))[0], references[0])
@@ -501,8 +505,30 @@ def test_more_requests_than_rows_or_slots_wait_their_turn(folders, references):
     jobs = [job(scheduler, prompt(n, n), max_new_tokens=12) for n in sizes]
     for outcome in run(scheduler, *jobs):
         check_logprobs(outcome, references[0])
-    slots = scheduler.runner.slots
+    slots = scheduler.batch.runner.slots
     assert slots.rows * slots.capacity <= 300
+    scheduler.stop()
+
+
+def test_answers_that_outgrow_the_slots_are_retracted_and_come_out_right(folders, references):
+    scheduler = make_scheduler(folders[0], max_total=400)
+    scheduler.start()
+    jobs = [
+        job(
+            scheduler, prompt(5, s), seed=s, max_new_tokens=150, ignore_eos=True,
+            return_routed_experts=True,
+        )
+        for s in range(8)
+    ]  # fmt: skip
+    outcomes = run(scheduler, *jobs)
+    for outcome in outcomes:
+        check_logprobs(outcome, references[0])
+        ids = outcome.job.input_ids + outcome.output_ids
+        assert np.array_equal(outcome.routes, references[0].routes(ids[:-1]))
+    assert outcomes[0].retractions == 0
+    assert outcomes[-1].retractions > 0
+    slots = scheduler.batch.runner.slots
+    assert slots.rows * slots.capacity <= 400
     scheduler.stop()
 
 
@@ -514,7 +540,7 @@ def test_many_requests_leave_nothing_behind(scheduler):
         for sequence in sequences[::3]:
             scheduler.cancel(sequence)
         wait([sequence.done for sequence in sequences], WAIT_S)
-        assert (scheduler.running, scheduler.waiting) == (0, 0)
-        rows.add(scheduler.runner.slots.rows)
-        assert scheduler.cached <= 4096
+        assert held(scheduler) == (0, 0)
+        rows.add(scheduler.batch.runner.slots.rows)
+        assert len(scheduler.batch.tree) <= 4096
     assert max(rows) <= 32

@@ -98,6 +98,7 @@ def build_server(settings: EmbeddedSettings, on_death: Any = lambda: None) -> An
     """Load the model and start its scheduler; return the endpoints over it."""
     import torch
 
+    from relax_agent.engines.embedded.batch import Batch
     from relax_agent.engines.embedded.requests import Limits
     from relax_agent.engines.embedded.runner import ModelRunner, load_model, stop_tokens
     from relax_agent.engines.embedded.scheduler import Scheduler
@@ -111,15 +112,13 @@ def build_server(settings: EmbeddedSettings, on_death: Any = lambda: None) -> An
     total = settings.max_total_tokens or max(context, _MAX_DEFAULT_TOKENS)
     runner = ModelRunner(model, total)
     limits = Limits(context, total, runner.vocabulary, stop_tokens(model))
-    scheduler = Scheduler(
+    batch = Batch(
         runner,
-        shapes,
         max_running=settings.max_running_requests,
         max_prefill=settings.max_prefill_tokens,
         cache_tokens=int(settings.prefix_cache_mb * 2**20 / runner.slots.shape.token_bytes),
-        version=settings.weight_version,
-        on_death=on_death,
     )
+    scheduler = Scheduler(batch, shapes, version=settings.weight_version, on_death=on_death)
     scheduler.start()
     return EngineServer(scheduler, limits, settings, token=_token(settings))
 
@@ -151,6 +150,7 @@ async def serve(settings: EmbeddedSettings, bound: socket.socket) -> int:
         died.set()
         loop.call_soon_threadsafe(ended.set)
 
+    settings = settings.model_copy(update={"port": bound.getsockname()[1]})
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     server = build_server(settings, on_death)
@@ -165,19 +165,18 @@ async def serve(settings: EmbeddedSettings, bound: socket.socket) -> int:
     try:
         await web.SockSite(runner, bound, backlog=1024).start()
     except OSError as error:  # two processes may both have bound; only one can listen
-        raise _cannot_bind(settings.host, bound.getsockname()[1], error) from error
-    _announce(settings, bound)
+        raise _cannot_bind(settings.host, settings.port, error) from error
+    _announce(settings)
     await ended.wait()
     server.scheduler.stop()
     await runner.cleanup()
     return 1 if died.is_set() else 0
 
 
-def _announce(settings: EmbeddedSettings, bound: socket.socket) -> None:
-    port = bound.getsockname()[1]
+def _announce(settings: EmbeddedSettings) -> None:
     if settings.port_file is not None:
-        _write_whole(settings.port_file, str(port))
-    print(f"serving {settings.model_path} on http://{settings.host}:{port}", flush=True)
+        _write_whole(settings.port_file, str(settings.port))
+    print(f"serving {settings.model_path} on http://{settings.host}:{settings.port}", flush=True)
 
 
 def _write_whole(file: Path, text: str) -> None:
@@ -196,6 +195,8 @@ def main(arguments: list[str] | None = None) -> int:
         _check(settings)
         if settings.parent_pid is not None:
             watch_parent(settings.parent_pid)
+        if settings.port_file is not None:  # one of an earlier engine would mislead
+            settings.port_file.unlink(missing_ok=True)
         bound = bind(settings.host, settings.port)
         return asyncio.run(serve(settings, bound))
     except RelaxError as error:

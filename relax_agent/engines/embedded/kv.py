@@ -73,16 +73,23 @@ class Slots:
         """Make room for ``rows`` rows of ``length`` tokens and keep the first ``used`` rows."""
         if rows <= self.rows and length <= self.capacity:
             return
-        new_rows = self.rows if rows <= self.rows else max(rows, 2 * self.rows)
-        capacity = self.capacity if length <= self.capacity else _round_up(length)
-        if not self.fits(new_rows, capacity):
-            new_rows, capacity = rows, length
+        new_rows, capacity = self._layout(rows, length)
         old = (self.keys, self.values, self.routes)
         keep = min(capacity, self.capacity)
         self._allocate(new_rows, capacity)
         self.keys[:, :used, :, :keep] = old[0][:, :used, :, :keep]
         self.values[:, :used, :, :keep] = old[1][:, :used, :, :keep]
         self.routes[:used, :keep] = old[2][:used, :keep]
+
+    def _layout(self, rows: int, length: int) -> tuple[int, int]:
+        """Choose rows and capacity: growing by doubling, or, near the limit, as it allows."""
+        new_rows = self.rows if rows <= self.rows else max(rows, 2 * self.rows)
+        capacity = max(self.capacity, _round_up(length))
+        if self.fits(new_rows, capacity):
+            return new_rows, capacity
+        roomy = max(length, min(length + _CAPACITY_STEP, self.max_tokens // rows))
+        new_rows = max(rows, min(new_rows, self.max_tokens // roomy))
+        return new_rows, self.max_tokens // new_rows
 
     def wipe(self) -> None:
         """Set everything to zero, so that no bad number outlives bad weights."""

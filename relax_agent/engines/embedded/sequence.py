@@ -95,7 +95,7 @@ class Sequence:
         self._retractions = 0
         self._prompt_logprobs: list[float] | None = None
         self._routes: Routes | None = None
-        self._arrived = time.perf_counter()
+        self.arrived = time.perf_counter()
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -110,11 +110,13 @@ class Sequence:
         """Return the tokens that the next forward reads."""
         return self.tokens[self.length :]
 
-    def begin(self, known: int, epoch: int) -> None:
-        """Take a row in which ``known`` tokens are filled from the cache."""
+    def begin(self, known: int, epoch: int) -> bool:
+        """Take a row with ``known`` tokens from the cache; return whether it is the first."""
         self.length, self.epoch = known, epoch
-        if self._cached is None:
+        first = self._cached is None
+        if first:
             self._cached = known
+        return first
 
     def retract(self, routes: Routes | None) -> None:
         """Give the row up; everything is read anew later.
@@ -184,5 +186,5 @@ class Sequence:
             routes=None if routes is None else routes[self.job.routes_start :],
             cached_tokens=self._cached or 0,
             retractions=self._retractions,
-            latency_s=time.perf_counter() - self._arrived,
+            latency_s=time.perf_counter() - self.arrived,
         )

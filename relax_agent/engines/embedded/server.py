@@ -202,7 +202,7 @@ class EngineServer:
 
     async def model_info(self, request: web.Request) -> web.Response:
         """Tell what is served."""
-        runner = self.scheduler.runner
+        runner = self.scheduler.batch.runner
         return _answer(
             {
                 "model_path": str(self.settings.model_path),
@@ -217,7 +217,7 @@ class EngineServer:
 
     async def server_info(self, request: web.Request) -> web.Response:
         """Tell settings and load."""
-        scheduler = self.scheduler
+        scheduler, batch = self.scheduler, self.scheduler.batch
         return _answer(
             {
                 **self.settings.model_dump(mode="json", exclude={"token_env"}),
@@ -227,26 +227,26 @@ class EngineServer:
                 "max_total_tokens": self.limits.max_total_tokens,
                 "startup_time": self._started,
                 "paused": scheduler.paused,
-                "running_requests": scheduler.running,
-                "waiting_requests": scheduler.waiting,
-                "cached_tokens": scheduler.cached,
-                "counters": scheduler.counters,
+                "running_requests": len(batch.running),
+                "waiting_requests": len(batch.waiting),
+                "cached_tokens": len(batch.tree),
+                "counters": batch.counters,
             }
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Give counters and gauges in Prometheus' text form."""
-        scheduler = self.scheduler
+        scheduler, batch = self.scheduler, self.scheduler.batch
         gauges = {
-            "num_running_reqs": scheduler.running,
-            "num_queue_reqs": scheduler.waiting,
-            "cached_tokens": scheduler.cached,
+            "num_running_reqs": len(batch.running),
+            "num_queue_reqs": len(batch.waiting),
+            "cached_tokens": len(batch.tree),
             "paused": int(scheduler.paused),
             "last_weight_update_seconds": scheduler.last_update_s,
             "process_cpu_seconds_total": time.process_time(),
         }
         lines = [f"sglang:{name} {value:g}" for name, value in gauges.items()]
-        lines += [f"sglang:{name}_total {value}" for name, value in scheduler.counters.items()]
+        lines += [f"sglang:{name}_total {value}" for name, value in batch.counters.items()]
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
 
