@@ -37,9 +37,9 @@ class PackedRows(PackedSeqParams):
     """``[tokens, layers, top_k]`` int64; None leaves every router alone."""
     has_route: Tensor | None = None
     """``[tokens]`` bool."""
-    replayed: dict[int, int] = field(default_factory=dict)
+    replayed: dict[int, Tensor] = field(default_factory=dict)
     """Replayed choices by global layer; written by the routers' first pass."""
-    differing: dict[int, int] = field(default_factory=dict)
+    differing: dict[int, Tensor] = field(default_factory=dict)
     """How many of them the live router would not have made."""
 
     @classmethod

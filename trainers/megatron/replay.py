@@ -81,9 +81,10 @@ class LayerReplay:
         if self.layer in rows.replayed:  # recomputation: the first pass has counted
             return
         assert rows.has_route is not None
-        rows.replayed[self.layer] = int(rows.has_route.sum()) * chosen.shape[1]
         missed = (chosen[:, :, None] != own[:, None, :]).all(-1)
-        rows.differing[self.layer] = int(missed.sum())
+        # Tensors, not numbers: reading one would make a GPU wait in the middle of the forward.
+        rows.replayed[self.layer] = rows.has_route.sum() * chosen.shape[1]
+        rows.differing[self.layer] = missed.sum()
 
 
 def install(model: nn.Module) -> list[LayerReplay]:

@@ -72,18 +72,26 @@ class MegatronTrainer:
             init_method=init_method,
             seed=settings.seed,
         )
-        from relax_agent.trainers.megatron import convert, model
-
-        self.config = model.read_config(model_path)
-        dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
-        self.model = model.build_model(self.config, dtype=dtype, recompute=settings.recompute)
-        self.model.to(settings.device)
-        convert.load_hf(self.model, model_path)
-        self.wrapped = _data_parallel(self.model)
-        self.optimizer = _optimizer(self.wrapped, settings)
         self.steps = 0
         """Optimizer steps of the algorithm so far."""
         self.sft_steps = 0
+        try:
+            self._build(model_path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, model_path: Path) -> None:
+        from relax_agent.trainers.megatron import convert, model
+
+        settings = self.settings
+        self.config = model.read_config(model_path)
+        dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
+        self.model = model.build_model(self.config, dtype=dtype, recompute=settings.recompute)
+        self.model.to(settings.device, dtype)  # torch's norms ignore params_dtype
+        convert.load_hf(self.model, model_path)
+        self.wrapped = _data_parallel(self.model)
+        self.optimizer = _optimizer(self.wrapped, settings)
 
     @property
     def layout(self) -> BatchLayout:
@@ -168,8 +176,8 @@ class MegatronTrainer:
             share.backward()
         if rows.has_route is not None and not micro.filler:
             sums[SUMS.index("replayed_tokens")] = int(rows.has_route.sum())
-            sums[SUMS.index("replayed_choices")] = sum(rows.replayed.values())
-            sums[SUMS.index("differing_choices")] = sum(rows.differing.values())
+            sums[SUMS.index("replayed_choices")] = sum(map(int, rows.replayed.values()))
+            sums[SUMS.index("differing_choices")] = sum(map(int, rows.differing.values()))
         return sums
 
     def _apply(self, lr: float) -> float:
