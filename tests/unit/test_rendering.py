@@ -358,3 +358,25 @@ def test_the_cost_of_appending_does_not_depend_on_the_history(plain, monkeypatch
         log += turn + plain.extend(turn, [tool_message("9", CALL)], TOOLS)
     assert len(log) > 400
     assert set(seen) == {len(plain._opening) + len(turn)}
+
+
+def test_threads_share_a_renderer(plain):
+    """T25: 16 threads, 1,600 renders and parses, all equal."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def once(number):
+        turn = plain.completion(assistant(str(number % 7)))
+        return plain.start([user(str(number % 7))], TOOLS), plain.parse(turn, TOOLS).text
+
+    alone = [once(number) for number in range(7)]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(once, range(1600)))
+    assert together == [alone[number % 7] for number in range(1600)]
+
+
+def test_no_path_adds_a_begin_of_sequence_token(tokenizer, plain):
+    """T19: prompts begin with the template's own first token, once."""
+    ids = plain.start([QUESTION], TOOLS)
+    assert tokenizer.bos_token is None
+    assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert tokenizer.encode("x") == tokenizer.encode("x", add_special_tokens=False)
