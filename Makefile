@@ -14,7 +14,7 @@ SGLANG_FILES  := relax_agent/engines/sglang_cpu
 TYPING        := build/typing/relax_agent
 RECIPE        := configs/calculator-moe.yaml
 TRAIN         := $(VENV)/bin/relax-agent train $(RECIPE)
-SGLANG        := --set engine.kind=sglang --set weights.kind=disk
+SGLANG        := --set engine.kind=sglang --set weights.kind=disk --set weights.pause=in_place
 # A run that is over in minutes and has nothing to prove but that every part does its work.
 SMOKE         := --set eval.tasks=32 --set goal.success_last=null --set goal.success_rise=null \
                  --set goal.greedy_rise=null \
