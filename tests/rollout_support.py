@@ -1,6 +1,7 @@
 """Fakes for queue and rollout: a clock that jumps, an environment, a renderer, an engine."""
 
 import asyncio
+import heapq
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -46,8 +47,6 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def _run_once(self):
         while self._scheduled and self._scheduled[0]._cancelled:
             self._scheduled[0]._scheduled = False
-            import heapq
-
             heapq.heappop(self._scheduled)
             self._timer_cancelled_count -= 1
         if not self._ready and not self._stopping:
@@ -100,7 +99,8 @@ def make_group(group_id="g", task_id="t", *, size=2, version=0, routes=False):
 class FakeRenderer:
     """One token per character; ``0`` ends a turn, a newline separates, ``1`` asks for an answer."""
 
-    stop_token_ids = [STOP]
+    def __init__(self):
+        self.stop_token_ids = [STOP]
 
     def _encode(self, message: Message) -> list[int]:
         text = message.text

@@ -104,8 +104,7 @@ async def contained(call: Awaitable[T]) -> T:
 
 async def stop(task: asyncio.Future[T]) -> None:
     """Cancel a task, if it still runs, and see it end or give it up after :data:`GRACE_S`."""
-    if task.done():
-        return
-    task.cancel()
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait({task}, timeout=GRACE_S)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=GRACE_S)

@@ -388,7 +388,7 @@ def test_sys_exit_in_an_engine_or_policy_is_an_error_that_nobody_can_miss():
     async def leave(request):
         sys.exit(0)
 
-    with pytest.raises(RuntimeError, match="sys.exit"):
+    with pytest.raises(RuntimeError, match=r"sys\.exit"):
         play(FakeEnv(), FakeEngine(leave))
 
 
