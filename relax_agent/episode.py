@@ -6,7 +6,7 @@ segment that shares a stated number of its parent's tokens. Four columns run bes
 
     token_ids        what the engine read or sampled; never re-tokenised text
     loss_mask        1 exactly on sampled tokens
-    logprobs         behaviour log-prob of a sampled token (after temperature and logit bias), else 0
+    logprobs         log-prob of a sampled token (after temperature and logit bias), else 0
     weight_versions  the version that sampled the token, -1 for tokens that were not sampled
 
 Routed experts (mixture-of-experts models) lie beside them with a list of spans that says which
@@ -121,15 +121,18 @@ class Segment:
             raise EpisodeError(
                 f"{count} tokens came with {len(logprobs)} log-probs and {len(versions)} versions"
             )
-        self.token_ids.extend(ids)
-        self.loss_mask.extend([mask] * count)
-        self.logprobs.extend(logprobs)
-        self.weight_versions.extend(versions)
+        # Converted first, so that a value of a wrong type leaves no column longer than another.
+        new_ids, new_logprobs = array("i", ids), array("f", logprobs)
+        new_versions = array("i", versions)
+        self.token_ids.extend(new_ids)
+        self.loss_mask.extend(array("b", [mask]) * count)
+        self.logprobs.extend(new_logprobs)
+        self.weight_versions.extend(new_versions)
 
     def add_routes(self, start: int, routes: Routes) -> None:
         """Record routed experts ``[tokens, layers, top_k]`` of own tokens from ``start`` on.
 
-        Tokens that already have a route keep it: it is the one that was used when they were sampled.
+        Tokens that already have a route keep it: it was used when they were sampled.
         """
         done = self.route_spans[-1][1] if self.route_spans else 0
         routes = routes[max(0, done - start) :]
@@ -151,7 +154,8 @@ class Segment:
         if not self._route_chunks:
             return None
         if len(self._route_chunks) > 1:
-            self._route_chunks = [np.concatenate(self._route_chunks)]
+            merged: Any = np.concatenate(self._route_chunks)
+            self._route_chunks = [merged]
         return self._route_chunks[0]
 
 
@@ -271,16 +275,21 @@ class Episode:
 
     def rows(self) -> list[Row]:
         """Return one training row per leaf; tokens that leaves share are trained in the first."""
-        parents = {segment.parent for segment in self.segments}
         trained: set[tuple[int, int]] = set()
-        leaves = [i for i in range(len(self.segments)) if i not in parents or self._tail(i)]
-        return [self._row(leaf, trained) for leaf in leaves]
+        return [self._row(leaf, trained) for leaf in self._leaves()]
 
-    def _tail(self, index: int) -> bool:
-        """Whether a segment has sampled tokens that none of its children share."""
-        node = self.segments[index]
-        shared = max(s.shared for s in self.segments if s.parent == index) - node.shared
-        return any(node.loss_mask[max(0, shared) :])
+    def _leaves(self) -> list[int]:
+        """The last segment, and every other one with sampled tokens that no later row holds."""
+        leaves: list[int] = []
+        held = dict.fromkeys(range(len(self.segments)), 0)
+        for index in reversed(range(len(self.segments))):
+            own = self.segments[index].loss_mask
+            if leaves and not any(own[held[index] :]):
+                continue
+            leaves.append(index)
+            for node, count in self.lineage(index):
+                held[node] = max(held[node], count)
+        return leaves[::-1]
 
     def _row(self, leaf: int, trained: set[tuple[int, int]]) -> Row:
         columns: list[tuple[npt.NDArray[Any], ...]] = []
