@@ -28,7 +28,8 @@
     ├── WeightSyncError        new weights did not reach an engine
     ├── ChildDied              a process of this run ended by itself; carries its exit code
     ├── StorageError           a file cannot be written or read (full disk, permissions)
-    └── RunFailed              a run that ended without doing its job
+    ├── RunFailed              a run that ended without doing its job
+    └── Interrupted            somebody ended the run: Ctrl-C or SIGTERM
 
 Each message says what happened, why, and what to do, in one line; ``hint`` is the last part.
 """
@@ -195,3 +196,11 @@ class StorageError(RelaxError):
 
 class RunFailed(RelaxError):
     """A run ended without doing its job."""
+
+
+class Interrupted(RelaxError):
+    """Somebody ended the run: Ctrl-C or SIGTERM."""
+
+    def __init__(self, message: str, *, signum: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = 128 + signum

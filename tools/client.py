@@ -51,6 +51,18 @@ class _RemoteTool:
         return cls(item["schema"], float(limit), bool(item["idempotent"]))
 
 
+@dataclass(slots=True)
+class CallCounts:
+    """How the server does."""
+
+    answered: int = 0
+    """Calls that the server answered, be it with a tool's own error."""
+    unanswered: int = 0
+    """Calls that failed because of the server: it was gone, too slow, or in error."""
+    last_failure: str = ""
+    """What the model was told when that happened last."""
+
+
 class RemoteToolset:
     """The tools of a server. Made by :meth:`connect`; close it when done."""
 
@@ -58,6 +70,8 @@ class RemoteToolset:
         self.url = url
         self._session = session
         self._tools = {tool.name: tool for tool in tools}
+        self.counts = CallCounts()
+        """What has become of the calls so far."""
 
     @classmethod
     async def connect(
@@ -122,8 +136,16 @@ class RemoteToolset:
         tool = self._tools[call.name]
         result, reached = await self._post(tool, body)
         if tool.idempotent and not reached and result.error in _AGAIN:
-            result, _ = await self._post(tool, body)
+            result, reached = await self._post(tool, body)
+        self._count(result, reached)
         return result.timed(time.perf_counter() - started)
+
+    def _count(self, result: ToolResult, reached: bool) -> None:
+        if reached:
+            self.counts.answered += 1
+        else:
+            self.counts.unanswered += 1
+            self.counts.last_failure = result.text
 
     async def _post(self, tool: _RemoteTool, body: bytes) -> tuple[ToolResult, bool]:
         """Return the result, and whether it is the tool server's own answer."""

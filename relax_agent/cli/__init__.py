@@ -7,15 +7,37 @@ anything else is a fault in the program and shows its traceback.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    sys.exit(_run())
+    status = _run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status > 128:  # ended by a signal: threads that nobody can stop may still compute
+        os._exit(status)
+    sys.exit(status)
 
 
 def _run() -> int:
+    try:
+        with _sigterm_like_ctrl_c():
+            return _command()
+    except KeyboardInterrupt:
+        return _fail("interrupted by Ctrl-C", 128 + signal.SIGINT)
+    except _Terminated:
+        return _fail("ended by SIGTERM", 128 + signal.SIGTERM)
+    except BrokenPipeError:
+        return 1
+
+
+def _command() -> int:
     import click
 
     from relax_agent.cli.app import app
@@ -26,17 +48,30 @@ def _run() -> int:
     except RelaxError as error:
         return _fail(str(error), error.exit_code)
     except click.exceptions.Abort:
-        return _fail("interrupted", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        raise KeyboardInterrupt from None
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except BrokenPipeError:
-        return 1
+
+
+class _Terminated(BaseException):
+    """SIGTERM came while nothing had a handler of its own."""
+
+
+@contextlib.contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[None]:
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, status: int) -> int:
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     print(f"error: {message}", file=sys.stderr, flush=True)
     return status

@@ -50,7 +50,7 @@ def train(
         typer.echo(dump_recipe(settings), nl=False)
         typer.echo(process_plan(settings))
         return 0
-    from relax_agent.run.conductor import run
+    from relax_agent.run.start import run
 
     return run(settings, resume=resume, quiet=quiet)
 

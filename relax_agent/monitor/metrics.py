@@ -1,4 +1,4 @@
-"""Metrics on disk: one JSON object a line, each flushed as it is written.
+"""Metrics on disk: one JSON object a line, each written at once and as a whole.
 
 A file survives the death of its writer: a torn last line is dropped when the file is next opened.
 A run that goes on from a checkpoint first cuts off the lines of the steps that it will do again,
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_agent.errors import StorageError
+from relax_agent.files import append_to_file, replace_file
 
 
 class MetricsWriter:
@@ -25,33 +26,23 @@ class MetricsWriter:
         Args:
             path: The file; its folder must exist.
             last_step: Lines whose ``step`` is beyond it are cut off. None keeps all.
-        """
-        self._path = path
-        try:
-            if path.is_file():
-                _rewrite(path, last_step)
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise _storage_error(path, error) from error
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one object and flush it.
 
         Raises:
-            StorageError: The disk is full, or the file is gone.
+            StorageError: The file cannot be read or written.
         """
-        try:
-            self._file.write(to_line(metrics))
-            self._file.flush()
-        except OSError as error:
-            raise _storage_error(self._path, error) from error
+        self._path = path
+        if path.is_file():
+            _rewrite(path, last_step)
+        else:
+            append_to_file(path, b"")
 
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        try:
-            self._file.close()
-        except OSError as error:
-            raise _storage_error(self._path, error) from error
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Append one object, whole or not at all.
+
+        Raises:
+            StorageError: The disk is full, or the folder is gone.
+        """
+        append_to_file(self._path, to_line(metrics).encode())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -115,12 +106,4 @@ def _rewrite(path: Path, last_step: int | None) -> None:
     kept = [
         item for item in read_metrics(path) if last_step is None or item.get("step", 0) <= last_step
     ]
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(map(to_line, kept)), encoding="utf-8")
-    part.replace(path)
-
-
-def _storage_error(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"cannot write {path}: {error.strerror or error}", hint="free space and resume the run"
-    )
+    replace_file(path, "".join(map(to_line, kept)).encode())

@@ -111,6 +111,11 @@ class RunMonitor:
         self._view.phase, self._view.done, self._view.total = plain(name), done, total
         self._display.update()
 
+    @property
+    def doing(self) -> str:
+        """What the run said last that it is doing."""
+        return self._view.phase
+
     def message(self, text: str) -> None:
         """Show one remark."""
         self._display.print(Text(plain(text)))
@@ -134,9 +139,6 @@ class RunMonitor:
         self._closed = True
         with contextlib.ExitStack() as stack:  # each is closed, whatever the others do
             stack.callback(self._draw)
-            stack.callback(self._events.close)
-            stack.callback(self._evals.close)
-            stack.callback(self._metrics.close)
             if self._drawing is not None:
                 stack.callback(self._drawing.join)
             stack.callback(self._display.close)

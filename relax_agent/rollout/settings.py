@@ -12,28 +12,28 @@ class RolloutSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    groups_per_step: int = Field(8, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
     """Groups in one optimizer step."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Episodes of one task whose rewards are compared."""
-    max_concurrent_episodes: int = Field(64, ge=1)
+    max_concurrent_episodes: int = Field(default=64, ge=1)
     """Episodes that run at the same time, over all groups."""
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = Field(default=8, ge=1)
     """Assistant messages in one episode."""
-    max_tokens_per_turn: int = Field(256, ge=1)
+    max_tokens_per_turn: int = Field(default=256, ge=1)
     """Sampled tokens in one assistant message."""
-    max_context: int = Field(4096, ge=2)
+    max_context: int = Field(default=4096, ge=2)
     """Tokens of one episode's sequence, prompts and tool messages included."""
-    episode_timeout_s: float = Field(600.0, gt=0)
+    episode_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for one episode; the time that engines are paused for new weights does not count."""
-    env_timeout_s: float = Field(120.0, gt=0)
+    env_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one reset or step of the environment; past it the environment has failed."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Of sampling in training. The trainer applies the same."""
     on_abort: Literal["resume", "retry"] = "resume"
     """What follows when an engine aborts an answer: go on after the tokens that are there, or begin
     the episode anew from a clean copy."""
     keep_equal_rewards: bool = True
     """Whether groups whose rewards are all the same go to the trainer; False filters them out."""
-    max_failures_in_a_row: int = Field(16, ge=1)
+    max_failures_in_a_row: int = Field(default=16, ge=1)
     """So many groups that fail one after another end the run, with the last cause."""

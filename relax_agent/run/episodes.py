@@ -2,7 +2,8 @@
 
 Written when a group is trained, so the file and the checkpoints tell of the same episodes: a
 resumed run cuts off what came after its checkpoint. Token columns are not in here; they are in the
-queue's payloads.
+queue's payloads. Whatever text an episode holds, a line is plain ASCII: no reader takes a line
+separator inside a string (U+2028) for the end of a line.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from relax_agent.episode import Episode, Group, Turn
 from relax_agent.errors import StorageError
+from relax_agent.files import append_to_file, replace_file
+from relax_agent.monitor.metrics import to_line
 
 
 class EpisodeLog:
@@ -23,63 +26,59 @@ class EpisodeLog:
         """Open the log; with ``last_step`` forget what later steps wrote."""
         self.path = path
         if last_step is not None and path.exists():
-            kept = [line for line in _lines(path) if json.loads(line)["step"] <= last_step]
+            kept = [line for line, data in _lines(path) if data.get("step", 0) <= last_step]
             write_lines(path, kept)
 
     def write(self, step: int, groups: Iterable[Group]) -> None:
-        """Append the episodes of the groups that ``step`` trained.
+        """Append the episodes of the groups that ``step`` trained, all or none.
 
         Raises:
             StorageError: The disk is full.
         """
-        lines = [episode_line(episode, step=step) for group in groups for episode in group.episodes]
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.writelines(lines)
-        except OSError as error:
-            raise _storage_error(self.path, error) from None
+        episodes = [episode for group in groups for episode in group.episodes]
+        append_to_file(self.path, "".join(episode_line(e, step=step) for e in episodes).encode())
 
 
 def episode_line(episode: Episode, **more: object) -> str:
     """Return an episode as one line of JSON, newline included."""
-    return json.dumps({**more, **episode.to_json()}) + "\n"
-
-
-def read_episodes(path: Path) -> list[Episode]:
-    """Read a file of episode lines; their token columns are empty."""
-    if not path.exists():
-        return []
-    return [_readable(json.loads(line)) for line in _lines(path)]
-
-
-def _readable(data: dict[str, Any]) -> Episode:
-    """Rebuild what people read of an episode: everything but its token columns."""
-    episode = Episode.load({**data, "segments": [], "turns": []}, {})
-    episode.turns = [Turn(0, 0, 0, turn["finish_reason"], turn["reward"]) for turn in data["turns"]]
-    return episode
+    return to_line({**more, **episode.to_json()})
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Replace a file by these lines, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(lines)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise _storage_error(path, error) from None
+    replace_file(path, "".join(lines).encode())
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yield whole lines; the last one is incomplete if the run was killed while writing."""
+def read_episodes(path: Path) -> list[Episode]:
+    """Read a file of episode lines; their token columns are empty.
+
+    Raises:
+        StorageError: The file cannot be read, or a line in its midst is not an episode.
+    """
+    return [_readable(data) for _, data in _lines(path)] if path.exists() else []
+
+
+def _readable(data: dict[str, Any]) -> Episode:
+    """Rebuild what people read of an episode: everything but its token columns."""
+    metrics = {name: value for name, value in data["metrics"].items() if value is not None}
+    episode = Episode.load({**data, "metrics": metrics, "segments": [], "turns": []}, {})
+    episode.turns = [Turn(0, 0, 0, turn["finish_reason"], turn["reward"]) for turn in data["turns"]]
+    return episode
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield whole lines; the last one is torn if the run was killed while writing."""
     with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith("\n"):
-                yield line
+                yield line, _parse(path, number, line)
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"cannot write {path}: {error.strerror or error}", hint="free space and resume the run"
-    )
+def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise StorageError(f"{path}, line {number}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise StorageError(f"{path}, line {number}: not an object")
+    return data

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,22 @@ from relax_agent.trainers.settings import TrainerSettings
 from relax_agent.weights import WeightsSettings
 
 S = TypeVar("S", bound=BaseModel)
+
+_NOT_IN_A_CHECKPOINT: dict[str, Any] = {
+    **dict.fromkeys(("name", "runs", "steps", "tools", "engine", "weights"), True),
+    **dict.fromkeys(("checkpoint", "eval", "goal"), True),
+    "trainer": {"timeout_s", "threads", "ranks", "parallel", "micro_batch_tokens", "recompute"},
+    "queue": {"lease_timeout_s", "no_progress_s"},
+    "rollout": {
+        "max_concurrent_episodes",
+        "episode_timeout_s",
+        "env_timeout_s",
+        "max_failures_in_a_row",
+    },
+}
+"""What a resumed run may have otherwise than the run that it goes on from."""
+
+_SCIENTIFIC = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class _Settings(BaseModel):
@@ -120,6 +137,12 @@ class Recipe(_Settings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Recipe:
+        warm = self.trainer.warm_start
+        if warm.enabled and warm.episodes < warm.batch_episodes:
+            raise ValueError(
+                f"trainer.warm_start.episodes={warm.episodes} is less than one batch:"
+                f" trainer.warm_start.batch_episodes={warm.batch_episodes}"
+            )
         if self.engine.kind == "sglang" and self.weights.kind == "tensor":
             raise ValueError(
                 "weights.kind=tensor sends safetensors, which only the embedded engine takes;"
@@ -135,12 +158,13 @@ class Recipe(_Settings):
             )
         return self
 
+    def identity(self) -> dict[str, Any]:
+        """Return what a checkpoint depends on; names, places, lengths and limits do not count."""
+        return self.model_dump(mode="json", exclude=_NOT_IN_A_CHECKPOINT)
+
     def fingerprint(self) -> str:
-        """Return a hash of what a checkpoint depends on; places and lengths do not count."""
-        data = self.model_dump(
-            mode="json", exclude={"runs", "steps", "checkpoint", "eval", "goal", "engine", "tools"}
-        )
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        """Return a hash of :meth:`identity`."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -220,11 +244,8 @@ def _lay_over(data: dict[str, Any], override: str) -> None:
 def _value(text: str) -> Any:
     """Parse a YAML value; YAML 1.1 reads 1e-5 as text, which is a number to everybody else."""
     value = yaml.safe_load(text)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
+    if isinstance(value, str) and _SCIENTIFIC.fullmatch(value):
+        return float(value)
     return value
 
 
@@ -233,7 +254,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _explain(error: ValidationError, where: str) -> ConfigError:
-    first = error.errors()[0]
+    # A key in the wrong place often leaves a gap in the right one: the wrong key says more.
+    first, *others = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(str(item) for item in first["loc"])
     if first["type"] == "extra_forbidden":
         parent = ".".join(str(item) for item in first["loc"][:-1])
@@ -241,8 +263,7 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
         near = max(names, key=lambda name: _likeness(str(first["loc"][-1]), name), default=None)
         hint = f"did you mean {'.'.join(filter(None, [parent, near]))}?" if near else None
         return UnknownKeyError(f"{where}: there is no setting {place}", hint=hint)
-    more = len(error.errors()) - 1
-    also = f" (and {more} more)" if more else ""
+    also = f" (and {len(others)} more)" if others else ""
     message = first["msg"].removeprefix("Value error, ")
     return ConfigError(f"{where}: {place or 'recipe'}: {message}{also}")
 

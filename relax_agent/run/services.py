@@ -17,7 +17,7 @@ from pathlib import Path
 
 from relax_agent.engines.client import EngineClient
 from relax_agent.engines.launch import engine_command, engine_ports, make_client, wait_ready
-from relax_agent.errors import ConfigError, ToolError
+from relax_agent.errors import ToolError
 from relax_agent.processes import ChildProcess, Supervisor
 from relax_agent.queue.waiting import first_cause
 from relax_agent.run.folder import RunFolder
@@ -67,8 +67,6 @@ async def _start_tools(
 ) -> RemoteToolset | None:
     if settings.url is not None:
         token = os.environ.get(settings.token_env) if settings.token_env else None
-        if settings.token_env and not token:
-            raise ConfigError(f"tools.token_env: the variable {settings.token_env} is not set")
         return await RemoteToolset.connect(settings.url, token=token)
     if settings.serve is None:
         return None

@@ -1,38 +1,46 @@
 """The training loop: lease, step, publish, acknowledge, save; until the last step.
 
-It runs beside the producer that keeps groups coming. The order within a step matters: new weights
-are published *before* the step is acknowledged, since an acknowledgement frees slots, and a group
-that starts in one shall start on the new weights. A checkpoint is complete when its last file,
-``conductor.json``, is there; only then are the acks before it made final.
+It runs beside the producer that keeps groups coming. The order within a step matters:
+
+- New weights are published *before* the step is acknowledged, since an acknowledgement frees
+  slots, and a group that starts in one shall start on the new weights.
+- Episodes and metrics of a step are written *before* its checkpoint, so a run that goes on from a
+  checkpoint finds every step up to it on record.
+- A checkpoint is complete when its last file is there; only then are the acks before it final.
+
+A lap of the timeline goes from one line of metrics to the next, so checkpoint and evaluation after
+step s are in the lap of step s + 1.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections import Counter, OrderedDict
 from statistics import fmean
 from typing import Any, Protocol
 
 from relax_agent.episode import Group
 from relax_agent.errors import TrainerError
 from relax_agent.monitor import RunMonitor
+from relax_agent.monitor.display import TRAINING
 from relax_agent.queue.payload import load_group
 from relax_agent.queue.protocol import Lease, LeasedGroup, TrajectoryQueue
 from relax_agent.rollout import Fleet, GroupOutcome
 from relax_agent.rollout.evaluate import success
+from relax_agent.run.checkpoints import Progress
 from relax_agent.run.episodes import EpisodeLog
-from relax_agent.run.folder import RunFolder, write_json
+from relax_agent.run.folder import RunFolder
 from relax_agent.run.recipe import Recipe
+from relax_agent.run.tool_watch import ToolWatch
 from relax_agent.timeline import Timeline
 from relax_agent.trainers.client import TrainerProcess
 from relax_agent.trainers.protocol import StepReport
 from relax_agent.weights import publish
 
-CHECKPOINT_STATE = "conductor.json"
 _MOST_SKIPPED = 10
+"""So many steps in a row without an update end the run."""
+_MOST_KEPT = 256
+"""Finished groups that are kept in memory; others are read from their files."""
 
 
 class Evaluator(Protocol):
@@ -40,18 +48,6 @@ class Evaluator(Protocol):
 
     async def __call__(self, step: int) -> float:
         """Return the success after ``step`` steps, and record it."""
-
-
-@dataclass
-class Progress:
-    """Where a run stands; what a checkpoint holds of the conductor."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    version: int = 0
-    """Weight version that the trainer stands at, and that the engines serve."""
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What the run wants to find again after a resume."""
 
 
 class TrainingLoop:
@@ -67,20 +63,22 @@ class TrainingLoop:
         fleet: Fleet,
         monitor: RunMonitor,
         episodes: EpisodeLog,
+        tools: ToolWatch,
         progress: Progress,
         evaluate: Evaluator,
     ) -> None:
         self.recipe, self.folder = recipe, folder
         self.queue, self.trainer, self.fleet = queue, trainer, fleet
-        self.monitor, self.episodes = monitor, episodes
+        self.monitor, self.episodes, self.tools = monitor, episodes, tools
         self.progress, self.evaluate = progress, evaluate
-        self._finished: dict[str, Group] = {}
+        self._finished: OrderedDict[str, Group] = OrderedDict()
         self._timeline = Timeline()
         self._skipped = 0
 
     async def run(self) -> None:
         """Do all steps that are left, with checkpoints and evaluations between them."""
         self._timeline.lap()
+        self.monitor.phase(TRAINING)
         while self.progress.step < self.recipe.steps:
             await self._one_step(self.progress.step + 1)
 
@@ -96,20 +94,29 @@ class TrainingLoop:
     async def save(self) -> None:
         """Write a checkpoint and make the acks before it final."""
         step = self.progress.step
-        target = self.folder.checkpoint(step)
-        await self.trainer.save(target)
-        state = {"step": step, "version": self.progress.version, **self.progress.extra}
-        await asyncio.to_thread(write_json, target / CHECKPOINT_STATE, state)
+        checkpoints = self.folder.checkpoints
+        await self.trainer.save(checkpoints.path(step))
+        await asyncio.to_thread(checkpoints.complete, self.progress)
         await self.queue.commit(step)
-        await asyncio.to_thread(self.folder.drop_old_checkpoints, self.recipe.checkpoint.keep)
+        await asyncio.to_thread(checkpoints.keep_newest, self.recipe.checkpoint.keep)
+
+    async def evaluate_if_due(self) -> None:
+        """Evaluate in between, unless that was done before the run was interrupted."""
+        step, every = self.progress.step, self.recipe.eval.every
+        due = every and step % every == 0 and 0 < step < self.recipe.steps
+        if due and not self.folder.eval_episodes(step).exists():
+            await self.evaluate(step)
+            self.monitor.phase(TRAINING)
 
     def on_group(self, outcome: GroupOutcome) -> None:
         """Keep a finished group for its step, so that it is not read again from the disk."""
-        if outcome.reason is None:
-            self._finished[outcome.group.id] = outcome.group
+        if outcome.reason is not None:
+            return
+        self._finished[outcome.group.id] = outcome.group
+        while len(self._finished) > _MOST_KEPT:  # groups that the queue has dropped stay here
+            self._finished.popitem(last=False)
 
     async def _one_step(self, step: int) -> None:
-        started = time.monotonic()
         with self._timeline.part("wait_data"):
             lease = await self.queue.lease(
                 self.recipe.rollout.groups_per_step,
@@ -126,11 +133,22 @@ class TrainingLoop:
         with self._timeline.part("acknowledge"):
             await self.queue.ack(lease, step)
         self.progress.step = step
+        await self._record(step, groups, report)
+        if step == self.recipe.steps or step % self.recipe.checkpoint.every == 0:
+            with self._timeline.part("checkpoint"):
+                await self.save()
+        with self._timeline.part("evaluate"):
+            await self.evaluate_if_due()
+
+    async def _record(self, step: int, groups: list[Group], report: StepReport) -> None:
         with self._timeline.part("record"):
             await asyncio.to_thread(self.episodes.write, step, groups)
-        await self._save_and_evaluate(step)
-        metrics = self._metrics(step, groups, report, time.monotonic() - started)
-        with self._timeline.part("record"):  # of the next lap: this one's sum is in the metrics
+            metrics = self._metrics(step, groups, report)
+        lap = self._timeline.lap()
+        wall_s = sum(lap.values())
+        metrics |= {"wall_s": wall_s, "time_s": lap}
+        metrics["tokens_per_s"] = metrics["tokens"] / wall_s if wall_s else 0.0
+        with self._timeline.part("record"):  # of the next lap: this one's sum is in the line
             self.monitor.on_step(metrics)
 
     async def _group(self, leased: LeasedGroup) -> Group:
@@ -149,22 +167,10 @@ class TrainingLoop:
             )
         return report
 
-    async def _save_and_evaluate(self, step: int) -> None:
-        last = step == self.recipe.steps
-        if last or step % self.recipe.checkpoint.every == 0:
-            with self._timeline.part("checkpoint"):
-                await self.save()
-        if self.recipe.eval.every and step % self.recipe.eval.every == 0 and not last:
-            with self._timeline.part("evaluate"):
-                await self.evaluate(step)
-
-    def _metrics(
-        self, step: int, groups: list[Group], report: StepReport, wall_s: float
-    ) -> dict[str, Any]:
+    def _metrics(self, step: int, groups: list[Group], report: StepReport) -> dict[str, Any]:
         episodes = [episode for group in groups for episode in group.episodes]
         data = report.to_json()
         trainer_time = data.pop("time_s")
-        tokens = sum(group.sampled_tokens for group in groups)
         return {
             **data,
             "step": step,
@@ -174,25 +180,8 @@ class TrainingLoop:
             "episodes": len(episodes),
             "turns": fmean(len(episode.turns) for episode in episodes),
             "trained_tokens": report.tokens,
-            "tokens": tokens,
-            "tokens_per_s": tokens / wall_s if wall_s else 0.0,
-            "wall_s": wall_s,
-            "time_s": self._timeline.lap(),
+            "tokens": sum(group.sampled_tokens for group in groups),
+            "tool_failures": self.tools.look(f"step {step}"),
             "trainer_time_s": trainer_time,
-            "statuses": _count(episode.status.value for episode in episodes),
+            "statuses": dict(Counter(episode.status.value for episode in episodes)),
         }
-
-
-def _count(values: Any) -> Mapping[str, int]:
-    counts: dict[str, int] = {}
-    for value in values:
-        counts[value] = counts.get(value, 0) + 1
-    return counts
-
-
-def read_progress(checkpoint: Path) -> Progress:
-    """Read what :meth:`TrainingLoop.save` wrote."""
-    import json
-
-    state = json.loads((checkpoint / CHECKPOINT_STATE).read_text())
-    return Progress(state.pop("step"), state.pop("version"), state)

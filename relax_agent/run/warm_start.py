@@ -11,11 +11,9 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from relax_agent.envs import Env, ScriptedPolicy
 from relax_agent.episode import Episode, Group
-from relax_agent.errors import ConfigError, EnvError
+from relax_agent.errors import EnvError
 from relax_agent.monitor import RunMonitor
 from relax_agent.queue import save_group
 from relax_agent.rollout import EpisodeRunner, evaluate
@@ -23,42 +21,29 @@ from relax_agent.trainers import WarmStartSettings
 from relax_agent.trainers.client import TrainerProcess
 
 
-def find_expert(env: Env, **options: Any) -> ScriptedPolicy | None:
-    """Return the expert that an environment brings (its ``expert`` method), or None."""
-    factory = getattr(env.unwrapped, "expert", None)
-    return None if factory is None else factory(**options)
-
-
-async def warm_start(
+async def play(
     settings: WarmStartSettings,
-    trainer: TrainerProcess,
     expert: EpisodeRunner,
     folder: Path,
     monitor: RunMonitor,
     *,
     tasks: Iterator[str],
-    seed: int,
-) -> None:
-    """Let the expert play, then take supervised steps on what it did.
+) -> list[Path]:
+    """Let the expert play and store what it did.
 
     Args:
-        settings: How many episodes and steps.
-        trainer: Learns.
+        settings: How many episodes, and how many of them go into a file.
         expert: Plays episodes.
         folder: Where the episodes are stored.
-        monitor: Told how far it is.
+        monitor: Told how it went.
         tasks: Task ids to play.
-        seed: Fixes the order of the steps' batches.
+
+    Returns:
+        The files, each with the episodes of one supervised step.
 
     Raises:
         EnvError: The expert's episodes fail.
-        ConfigError: There are fewer episodes than one batch holds.
     """
-    if settings.episodes < settings.batch_episodes:
-        raise ConfigError(
-            f"warm_start.episodes={settings.episodes} is less than one batch of"
-            f" {settings.batch_episodes}"
-        )
     monitor.phase("expert plays")
     report = await evaluate(
         [next(tasks) for _ in range(settings.episodes)], expert, name="warm-start"
@@ -70,7 +55,26 @@ async def warm_start(
             f" {failed.status}: {failed.detail}"
         )
     monitor.message(f"warm start: {report.tasks} expert episodes, success {report.success:.2f}")
-    files = await asyncio.to_thread(_store, report.episodes, settings.batch_episodes, folder)
+    return await asyncio.to_thread(_store, report.episodes, settings.batch_episodes, folder)
+
+
+async def learn(
+    settings: WarmStartSettings,
+    trainer: TrainerProcess,
+    files: Sequence[Path],
+    monitor: RunMonitor,
+    *,
+    seed: int,
+) -> None:
+    """Take supervised steps on the expert's episodes.
+
+    Args:
+        settings: How many steps.
+        trainer: Learns.
+        files: What :func:`play` returned.
+        monitor: Told how far it is.
+        seed: Fixes the order of the files.
+    """
     order = random.Random(seed)
     queue: list[Path] = []
     for step in range(settings.steps):

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OUTER = ("envs", "tools", "trainers")
 FLOORS = [
-    "errors messages episode media pages timeline processes guardian threads",
+    "errors messages episode media pages timeline processes guardian threads files",
     "tools",
     "envs",
     "rendering engines queue weights models",

@@ -113,7 +113,6 @@ def test_a_torn_last_line_is_dropped_before_the_next_is_written(tmp_path):
     assert read_metrics(path) == [{"step": 1}]
     writer = MetricsWriter(path)
     writer.write({"step": 2})
-    writer.close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 

@@ -1,0 +1,62 @@
+"""The environment of a run: what a recipe says about it, made and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relax_agent.envs import Env, ScriptedPolicy, TaskSet, make
+from relax_agent.errors import ConfigError
+from relax_agent.importing import import_named
+from relax_agent.run.recipe import Recipe
+from relax_agent.tools import RemoteToolset
+
+
+def env_maker(recipe: Recipe, tools: RemoteToolset | None = None) -> Callable[[], Env]:
+    """Return what builds one environment of a run.
+
+    Args:
+        recipe: Names the environment, its arguments and the modules that register it.
+        tools: Replace the environment's own; None leaves them in this process.
+
+    Raises:
+        ConfigError: A module cannot be imported.
+    """
+    for module in recipe.env.modules:
+        import_named(module)
+    arguments = dict(recipe.env.args)
+    if tools is not None:
+        arguments["tools"] = tools
+    return lambda: make(recipe.env.id, **arguments)
+
+
+def require_tasks(env: Env) -> TaskSet:
+    """Return an environment's tasks, or raise ConfigError if it has not enough to train on."""
+    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    tasks = env.unwrapped.tasks
+    if not isinstance(tasks, TaskSet):
+        raise ConfigError(f"{name} has no tasks to train on", hint="give the environment a TaskSet")
+    if not tasks.ids("train"):
+        raise ConfigError(f"{name} has no tasks to train on", hint="its TaskSet is empty")
+    if not tasks.ids("eval"):
+        raise ConfigError(
+            f"{name} has no tasks to evaluate on",
+            hint="give its TaskSet held-out tasks, e.g. TaskSet.split(tasks, eval_share=0.1)",
+        )
+    return tasks
+
+
+def find_expert(env: Env, *, noise: float = 0.0, seed: int = 0) -> ScriptedPolicy | None:
+    """Return the expert that an environment brings (its ``expert`` method), or None."""
+    factory = getattr(env.unwrapped, "expert", None)
+    return None if factory is None else factory(noise=noise, seed=seed)
+
+
+def require_expert(env: Env, *, noise: float, seed: int) -> ScriptedPolicy:
+    """Return the expert, or raise ConfigError if there is none."""
+    expert = find_expert(env, noise=noise, seed=seed)
+    if expert is None:
+        raise ConfigError(
+            f"{env.spec.id if env.spec else env} has no expert to learn from",
+            hint="give the environment an expert() or set trainer.warm_start.steps=0",
+        )
+    return expert
