@@ -68,7 +68,7 @@ class Reference:
     def __init__(self, folder: Path):
         self.model = load_model(folder, "float32")
         self.model.set_attn_implementation("eager")
-        if getattr(self.model.config, "num_experts", None):
+        if hasattr(self.model, "set_experts_implementation"):
             self.model.set_experts_implementation("eager")
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from embedded_support import (
+    EXPERTS,
     LAYERS,
     TOP_K,
     Reference,
@@ -15,15 +16,40 @@ from embedded_support import (
 
 from relax_agent.engines.embedded.attention import make_step
 from relax_agent.engines.embedded.kv import Pool, Slots
+from relax_agent.engines.embedded.routes import plain_experts
 from relax_agent.engines.embedded.runner import ModelRunner, load_model
 from relax_agent.errors import ConfigError
 
 
-@pytest.fixture(scope="module", params=["moe", "dense", "sliding", "tied"])
+def mixtral_config():
+    from transformers import MixtralConfig
+
+    sizes = dense_config().to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
+             "num_attention_heads", "num_key_value_heads", "initializer_range")  # fmt: skip
+    return MixtralConfig(num_local_experts=4, **{name: sizes[name] for name in names})
+
+
+def deepseek_config():
+    """Keys and values of different width, a first dense layer, a shared expert."""
+    from transformers import DeepseekV3Config
+
+    return DeepseekV3Config(
+        vocab_size=512, hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8,
+        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=16,
+        kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=24,
+        initializer_range=0.05, max_position_embeddings=1024, pad_token_id=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["moe", "dense", "sliding", "tied", "mixtral", "deepseek"])
 def folder(request, tmp_path_factory):
     config = {
         "moe": moe_config,
         "dense": dense_config,
+        "mixtral": mixtral_config,
+        "deepseek": deepseek_config,
         "sliding": lambda: dense_config(
             use_sliding_window=True, sliding_window=8, max_window_layers=1
         ),
@@ -89,6 +115,17 @@ def test_routes_equal_the_routers_and_dense_layers_are_zero(tmp_path):
         assert np.array_equal(routes, reference.routes(row))
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64])
+def test_experts_give_what_those_of_transformers_give(tmp_path, tokens):
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    experts = load_model(save_model(tmp_path, moe_config()), "float32").model.layers[0].mlp.experts
+    hidden = torch.randn(tokens, 64)
+    weights, chosen = torch.rand(tokens, EXPERTS).topk(TOP_K)
+    ours = plain_experts(experts, hidden, chosen, weights)
+    assert torch.equal(ours, grouped_mm_experts_forward(experts, hidden, chosen, weights))
+
+
 def test_rows_of_one_token_share_a_block_and_long_rows_are_cut(folder):
     runner = ModelRunner(load_model(folder, "float32"))
     runner.slots.reserve(8, 700, 0)
@@ -125,6 +162,18 @@ def test_slots_never_take_more_than_their_limit(folder):
     slots.reserve(1, 1000, 0)
     assert (slots.rows, slots.capacity) == (1, 1000)
     assert not slots.fits(2, 501)
+
+
+def test_bfloat16_stays_near_float32(tmp_path):
+    folder = save_model(tmp_path, moe_config())
+    runner, reference = ModelRunner(load_model(folder, "bfloat16")), Reference(folder)
+    rows = [prompt(n) for n in (1, 9, 10, 40)]
+    logits = read(runner, rows)
+    assert runner.slots.keys.dtype == torch.bfloat16
+    for row, got in zip(rows, logits, strict=True):
+        expected = reference.logits(row)[-1].log_softmax(-1)
+        assert got.dtype == torch.float32
+        assert got.log_softmax(-1) == pytest.approx(expected, abs=0.1)
 
 
 def test_a_folder_without_a_model_is_a_config_error(tmp_path):

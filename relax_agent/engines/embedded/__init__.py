@@ -8,9 +8,12 @@ all running requests together (:mod:`.scheduler`). Start it with
     prefix.py      the radix tree of known prefixes (ids only)
     kv.py          key-value slots of running requests; the pool behind the radix tree
     attention.py   one forward over rows of different length, without padding the model
-    runner.py      the model itself: load, forward, routes
+    routes.py      the experts of a mixture: which were chosen, and their arithmetic
+    runner.py      the model itself: load, forward
     sampling.py    logits to tokens and log-probs, repeatable per request
     weights.py     checked, all-or-nothing weight updates
-    scheduler.py   continuous batching, pause, abort
+    sequence.py    one request from arrival to answer
+    batch.py       continuous batching: who joins, decodes, ends
+    scheduler.py   the thread: inbox, pause, weight sessions
     server.py      the HTTP endpoints
 """

@@ -151,9 +151,9 @@ async def serve(settings: EmbeddedSettings, bound: socket.socket) -> int:
         loop.call_soon_threadsafe(ended.set)
 
     settings = settings.model_copy(update={"port": bound.getsockname()[1]})
+    server = build_server(settings, on_death)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    server = build_server(settings, on_death)
     runner = web.AppRunner(
         server.app(),
         handler_cancellation=True,
@@ -188,8 +188,9 @@ def _write_whole(file: Path, text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; return the exit status."""
-    # Before the event loop takes over, a signal during loading ends the process.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    # While the model is loaded nothing waits for events yet: a signal ends the process itself.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
     try:
         settings = parse_arguments(arguments)
         _check(settings)

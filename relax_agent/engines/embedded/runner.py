@@ -1,16 +1,13 @@
-"""The model: loading it, one forward over all rows, and the experts it chose.
+"""The model: loading it, and one forward over all rows.
 
-Any transformers causal LM works whose attention goes through transformers' attention interface.
-The model is run with our own attention (:mod:`.attention`). For mixture-of-experts models the
-experts' forward is transformers' own ``grouped_mm``, wrapped so that the expert ids it is called
-with are kept: these are the **routes**. Start-up runs a short prompt both ways, with our
-attention in three pieces and with transformers' own in one, and refuses a model on which they
-differ.
+Any transformers causal LM works whose attention goes through transformers' attention interface:
+it is replaced by ours (:mod:`.attention`), and the experts of a mixture by ours (:mod:`.routes`).
+Start-up runs a short prompt both ways, with ours in three pieces and with transformers' own in
+one, and refuses a model on which they differ.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,9 @@ from torch import Tensor
 
 from relax_agent.engines.embedded.attention import ATTENTION, Step, make_step, slot_attention
 from relax_agent.engines.embedded.kv import KvShape, Slots
+from relax_agent.engines.embedded.routes import EXPERTS, record_routes
 from relax_agent.errors import ConfigError
 
-EXPERTS = "relax_recording"
 _PROBE = (1, 2, 3, 4, 5, 6)
 _PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 
@@ -36,34 +33,6 @@ class _CurrentStep:
         self.current: Step | None = None
 
 
-class Routes:
-    """Collects expert ids during a forward."""
-
-    def __init__(self, layers: int, top_k: int, moe_layers: Sequence[int]) -> None:
-        self.layers = layers
-        """All hidden layers, dense ones included."""
-        self.top_k = top_k
-        self.moe_layers = list(moe_layers)
-        self.chosen: dict[int, Tensor] = {}
-
-    @property
-    def width(self) -> int:
-        """Expert ids that one token leaves behind."""
-        return len(self.moe_layers) * self.top_k
-
-    def take(self) -> Tensor:
-        """Return what the last forward chose, ``[tokens, moe_layers * top_k]`` int16."""
-        stacked = torch.stack([self.chosen[layer] for layer in self.moe_layers], dim=1)
-        self.chosen.clear()
-        return stacked.reshape(len(stacked), -1).to(torch.int16)
-
-    def spread(self, rows: npt.NDArray[np.int16]) -> npt.NDArray[np.int32]:
-        """Give every hidden layer its place: ``[tokens, layers, top_k]``, dense ones zero."""
-        full = np.zeros((len(rows), self.layers, self.top_k), dtype=np.int32)
-        full[:, self.moe_layers] = rows.reshape(len(rows), len(self.moe_layers), self.top_k)
-        return full
-
-
 class ModelRunner:
     """A model in memory and the slots of its running requests."""
 
@@ -73,7 +42,7 @@ class ModelRunner:
         self.config = model.config.get_text_config()
         self.vocabulary = int(self.config.vocab_size)
         self._step = _CurrentStep()
-        self.routes = _record_routes(model, self.config)
+        self.routes = record_routes(model, self.config)
         self._use_slot_attention()
         shape = self._probe_shape()
         self.slots = Slots(shape, max_tokens or 2**62)
@@ -169,9 +138,9 @@ class ModelRunner:
         """Refuse a model on which our attention and transformers' own do not agree."""
         parts = [_PROBE[:3], _PROBE[3:5], _PROBE[5:]]
         own = [self.forward([part], [_PROBE.index(part[0])])[0] for part in parts][-1][0]
-        self.model.set_attn_implementation("sdpa" if self.model._supports_sdpa else "eager")
+        self._implement("sdpa" if self.model._supports_sdpa else "eager", "eager")
         theirs = self.model(input_ids=torch.tensor([_PROBE]), use_cache=False).logits[0, -1].float()
-        self.model.set_attn_implementation(ATTENTION)
+        self._implement(ATTENTION, EXPERTS)
         own, theirs = own.log_softmax(-1), theirs.log_softmax(-1)
         difference = float((own - theirs).abs().max())
         limit = _PROBE_TOLERANCE[str(self.dtype).removeprefix("torch.")]
@@ -181,6 +150,11 @@ class ModelRunner:
                 "transformers' own attention",
                 hint="serve this model with real SGLang (engine.kind: sglang)",
             )
+
+    def _implement(self, attention: str, experts: str) -> None:
+        self.model.set_attn_implementation(attention)
+        if self.routes is not None:
+            self.model.set_experts_implementation(experts)
 
 
 def _span(step: Step, tokens: Sequence[Sequence[int]], row: int) -> Tensor:
@@ -219,39 +193,3 @@ def stop_tokens(model: Any) -> frozenset[int]:
         found = getattr(config, "eos_token_id", None)
         ids.update(found if isinstance(found, list) else [] if found is None else [found])
     return frozenset(ids)
-
-
-def _record_routes(model: Any, config: Any) -> Routes | None:
-    """Make a mixture-of-experts model keep the expert ids of each forward; None if dense."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    experts = {
-        _layer_of(name): module
-        for name, module in model.named_modules()
-        if hasattr(module, "_is_expert_parallel")
-    }
-    if not experts:
-        return None
-    routes = Routes(config.num_hidden_layers, config.num_experts_per_tok, sorted(experts))
-    for layer, module in experts.items():
-        module.relax_routes = (routes.chosen, layer)
-    ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _recording_experts)
-    model.set_experts_implementation(EXPERTS)
-    return routes
-
-
-def _layer_of(name: str) -> int:
-    found = re.search(r"\blayers\.(\d+)\.", name)
-    if found is None:
-        raise ConfigError(f"cannot tell the layer of the experts at {name}")
-    return int(found[1])
-
-
-def _recording_experts(
-    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
-    from transformers.integrations.moe import grouped_mm_experts_forward
-
-    chosen, layer = module.relax_routes
-    chosen[layer] = top_k_index
-    return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]

@@ -183,7 +183,7 @@ class Sequence:
             finish_reason=self.finish_reason,
             spans=[(name, start, end) for (name, start), end in spans],
             version=version,
-            routes=None if routes is None else routes[self.job.routes_start :],
+            routes=None if routes is None else routes[self.job.routes_start : len(self.tokens) - 1],
             cached_tokens=self._cached or 0,
             retractions=self._retractions,
             latency_s=time.perf_counter() - self.arrived,
