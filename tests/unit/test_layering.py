@@ -22,7 +22,7 @@ FLOORS = [
 FLOOR = {part: number for number, parts in enumerate(FLOORS, 1) for part in parts.split()}
 HEAVY = {"torch", "transformers", "ray", "openai", "gymnasium", "fastapi", "uvicorn"}
 LIGHT = {"errors", "messages", "episode", "media", "pages", "timeline"} | {
-    "processes", "guardian", "threads", "tools", "envs",
+    "processes", "guardian", "threads", "files", "tools", "envs",
 }  # fmt: skip
 
 
