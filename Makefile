@@ -24,7 +24,7 @@ SMOKE         := --set eval.tasks=32 --set goal.success_last=null --set goal.suc
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-sglang demo demo-sglang smoke smoke-sglang test test-sglang lint format \
+.PHONY: help venv venv-sglang peers demo demo-sglang smoke smoke-sglang test test-sglang lint format \
         typing clean
 
 help:  ## list what can be made
@@ -51,6 +51,13 @@ $(SGLANG_VENV)/.stamp: constraints.txt $(wildcard $(SGLANG_FILES)/*.txt)
 	    -r $(SGLANG_FILES)/requirements-no-deps.txt
 	@touch $@
 
+peers: build/peers/megatron-0.17.1/.stamp  ## fetch other versions of libraries that tests compare with
+
+build/peers/megatron-0.17.1/.stamp: $(VENV)/.stamp
+	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) --no-deps --ignore-requires-python \
+	    --upgrade --target $(@D) megatron-core==0.17.1
+	@touch $@
+
 demo: $(VENV)/.stamp  ## train a small mixture-of-experts model to use a calculator
 	$(TRAIN) $(ARGS)
 
@@ -63,7 +70,7 @@ smoke: $(VENV)/.stamp  ## the demo's recipe for ten steps
 smoke-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## the demo's recipe for five steps on real SGLang
 	$(TRAIN) $(SMOKE) $(SGLANG) --set name=smoke-sglang --set steps=5 $(ARGS)
 
-test: $(VENV)/.stamp  ## run the tests that need neither SGLang nor a GPU
+test: $(VENV)/.stamp build/peers/megatron-0.17.1/.stamp  ## run the tests that need neither SGLang nor a GPU
 	$(VENV)/bin/python -m pytest -m "not sglang and not gpu" $(PYTEST_ARGS)
 
 test-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## run the tests that need real SGLang
