@@ -20,7 +20,8 @@ class EngineSettings(BaseModel):
     max_running_requests: int = Field(default=32, ge=1)
     """Requests that one engine samples at a time; more wait in its queue."""
     max_total_tokens: int = Field(default=32768, ge=256)
-    """Tokens that the key-value cache of one engine holds, cached prefixes included."""
+    """Tokens that the key-value cache of one engine holds. SGLang's cached prefixes are part of it;
+    the embedded engine's have a limit of their own (its ``--prefix-cache-mb``)."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of one engine's arithmetic."""
     dtype: Literal["float32", "bfloat16"] = "float32"
