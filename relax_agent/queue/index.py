@@ -45,7 +45,7 @@ class Row:
     began: int
     """The step whose weights it began with."""
     step: int | None
-    """The step that trained it, in the order ``place``."""
+    """The step that it was leased for, and trained by if it was; in the order ``place``."""
     place: int | None
 
 
@@ -119,11 +119,19 @@ class Index:
         return number
 
     def set_state(self, numbers: Iterable[int], state: State, detail: str = "") -> None:
-        """Move groups to a state that knows no step."""
+        """Move groups to another state; the step that they were leased for stays on record."""
         with self._transaction() as db:
             db.executemany(
                 "UPDATE groups SET state = ?, detail = ? WHERE number = ?",
                 [(state, detail, number) for number in numbers],
+            )
+
+    def lease(self, numbers: Sequence[int], step: int) -> None:
+        """Move groups to ``leased`` for ``step``, in this order."""
+        with self._transaction() as db:
+            db.executemany(
+                "UPDATE groups SET state = ?, step = ?, place = ? WHERE number = ?",
+                [(State.LEASED, step, place, number) for place, number in enumerate(numbers)],
             )
 
     def ack(self, numbers: Sequence[int], step: int) -> None:

@@ -5,8 +5,10 @@ between two awaits and no two waiters can take the same slot or group. A decisio
 index first and to memory second. Waiters sleep on one event that every change replaces; each looks
 again for itself. Slots go to whoever asked first.
 
-The order of a lease is: what an abandoned future had trained already, as it was trained there;
-then the group begun with the oldest weights; then the one that was finished first.
+The order of a lease is: what an abandoned future had leased already, as it was leased there; then
+the group begun with the oldest weights; then the one that was finished first. So a future that is
+done again is the same future: no group comes before the weights that sampled it. Where a part of
+it is lost (a checkpoint older than the last commit), all of it is run again for the same reason.
 """
 
 from __future__ import annotations
@@ -176,7 +178,7 @@ class LocalQueue:
             wake=self._next_expiry,
             why=lambda: self._why_not(count, step, start, timeout),
         )
-        self._index.set_state([entry.number for entry in chosen], State.LEASED)
+        self._index.lease([entry.number for entry in chosen], step)
         for entry in chosen:
             entry.state = State.LEASED
         lease_id = uuid.uuid4().hex
@@ -226,19 +228,7 @@ class LocalQueue:
         if self._leases:
             raise QueueError("a lease is out: restore comes before the first lease")
         self._index.commit(step)
-        replayed: list[Row] = []
-        ready: list[Row] = []
-        cleared: list[Row] = []
-        for row in self._index.rows():
-            if row.state in (State.ACKED, State.READY, State.LEASED):
-                (ready if row.step is None else replayed).append(row)
-            elif row.state in (State.RESERVED, State.CANCELLED):
-                cleared.append(row)
-            elif row.state is State.COMMITTED and (row.step or 0) > step:
-                cleared.append(row)  # its payload is gone with a newer checkpoint
-        replayed, lost = self._with_payload(replayed)
-        ready, lost_too = self._with_payload(ready)
-        cleared += [*lost, *lost_too]
+        replayed, ready, cleared = self._sort_out(step)
         self._index.delete(row.number for row in cleared)
         self._index.set_state((row.number for row in [*replayed, *ready]), State.READY)
         self._reopen(replayed, ready)
@@ -248,6 +238,27 @@ class LocalQueue:
         self._waiters.notify()
         offered = sorted(self._open.values(), key=lambda entry: entry.order)
         return Restored(tuple(entry.id for entry in offered), tuple(row.id for row in cleared))
+
+    def _sort_out(self, step: int) -> tuple[list[Row], list[Row], list[Row]]:
+        """Return what the abandoned future leased, what else is ready, and what is run again."""
+        replayed: list[Row] = []
+        ready: list[Row] = []
+        cleared: list[Row] = []
+        gone = False
+        for row in self._index.rows():
+            if row.state in (State.ACKED, State.READY, State.LEASED):
+                (ready if row.step is None else replayed).append(row)
+            elif row.state in (State.RESERVED, State.CANCELLED):
+                cleared.append(row)
+            elif row.state is State.COMMITTED and (row.step or 0) > step:
+                cleared.append(row)  # its payload is gone with a newer checkpoint
+                gone = True
+        replayed, lost = self._with_payload(replayed)
+        ready, lost_too = self._with_payload(ready)
+        cleared += [*lost, *lost_too]
+        if gone or lost:  # what came after was sampled by weights that will not come again
+            return [], [], sorted([*cleared, *replayed, *ready], key=lambda row: row.number)
+        return replayed, ready, cleared
 
     def _with_payload(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
         """Split rows into those whose file is there and those whose file is not."""
@@ -316,14 +327,25 @@ class LocalQueue:
             return False
         if self._settings.on_straggler == "overtake":
             return True
-        begun = [entry.began for entry in self._open.values()]
+        following = self._trained_step + 1
+        begun = [self._pressing(entry, following) for entry in self._open.values()]
         crowded = first_crowded(
             [*begun, self._sampling_step()],
-            next_step=self._trained_step + 1,
+            next_step=following,
             max_staleness=bound,
             groups_per_step=self._groups_per_step,
         )
         return crowded is None
+
+    def _as_if_begun(self, entry: _Entry) -> int:
+        """Return a start whose deadline is when the group will really be leased.
+
+        Groups of an abandoned future go first, whatever is older: they have a step of their own.
+        """
+        fresh, step, _ = entry.order
+        if fresh:
+            return entry.began
+        return max(step, self._trained_step + 1) - 1 - self._settings.max_staleness
 
     def _choose(self, count: int, step: int) -> list[_Entry] | None:
         """Return the groups of the next lease; None if it has to wait."""
@@ -338,11 +360,27 @@ class LocalQueue:
     def _straggler(self, left: Sequence[_Entry], step: int) -> bool:
         return self._settings.on_straggler == "wait" and must_wait(
             (entry.began for entry in self._in_state(State.RESERVED)),
-            (entry.began for entry in left),
+            (self._pressing(entry, step + 1) for entry in left),
             step=step,
             max_staleness=self._settings.max_staleness,
             groups_per_step=self._groups_per_step,
         )
+
+    def _pressing(self, entry: _Entry, following: int) -> int:
+        """Return the start of a group as it counts when steps are planned from ``following`` on.
+
+        What an abandoned future had leased comes first, in the steps that it was leased for, as if
+        it were that old. A finished group that is too old already cannot be trained before the
+        following step, and counts as due there: it must not keep the groups from starting that
+        fill up its step.
+        """
+        bound = self._settings.max_staleness
+        began = entry.began
+        if entry.order[0] == 0:
+            began = min(began, entry.order[1] - 1 - bound)
+        if entry.state is not State.RESERVED:
+            began = max(began, following - 1 - bound)
+        return began
 
     def _drop_too_old(self, step: int) -> None:
         bound = self._settings.max_staleness

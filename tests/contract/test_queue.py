@@ -564,6 +564,42 @@ def test_a_checkpoint_older_than_the_last_commit_gets_its_groups_run_again(open_
     run(main())
 
 
+def test_a_future_that_is_partly_lost_is_run_again_as_a_whole(open_queue):
+    """Its later groups were sampled by weights that the new future will not have at that step."""
+
+    async def main():
+        queue = open_queue()
+        for step, ids in ((1, "ab"), (2, "cd"), (3, "ef")):
+            await fill(queue, *ids)
+            await train(queue, step)
+            if step == 2:
+                await queue.commit(2)
+        await fill(queue, "g")
+        queue = open_queue()  # the checkpoint of step 2 was damaged and is deleted
+        restored = await queue.restore(1)
+        assert (restored.offered, restored.cleared) == ((), tuple("cdefg"))
+        assert list(await queue.groups()) == ["a", "b"]
+
+    run(main())
+
+
+def test_a_step_that_was_leased_and_not_acknowledged_is_leased_the_same_again(open_queue):
+    """Its weights may be published already: a group that they sampled must not come before."""
+
+    async def main():
+        queue = open_queue()
+        await queue.reserve("slow", "t", timeout=1)
+        await fill(queue, "b", "a")
+        lease = await queue.lease(2, step=1, timeout=1)
+        assert [group.id for group in lease.groups] == ["b", "a"]
+        await queue.put(make_group("slow"))  # after the new weights went out
+        queue = open_queue()
+        assert (await queue.restore(0)).offered == ("b", "a", "slow")
+        assert await train(queue, 1) == ["b", "a"]
+
+    run(main())
+
+
 def test_a_dropped_group_does_not_pin_the_resume_point(open_queue):
     """U13: group 2 of 150 is dropped; a resume goes on at 150, nothing twice, nothing skipped."""
 
