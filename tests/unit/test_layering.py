@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OUTER = ("envs", "tools", "trainers")
 FLOORS = [
-    "errors messages episode media pages timeline processes guardian threads files",
+    "errors messages episode media pages timeline processes guardian threads files importing",
     "tools",
     "envs",
     "rendering engines queue weights models",
@@ -22,7 +22,7 @@ FLOORS = [
 FLOOR = {part: number for number, parts in enumerate(FLOORS, 1) for part in parts.split()}
 HEAVY = {"torch", "transformers", "ray", "openai", "gymnasium", "fastapi", "uvicorn"}
 LIGHT = {"errors", "messages", "episode", "media", "pages", "timeline"} | {
-    "processes", "guardian", "threads", "files", "tools", "envs",
+    "processes", "guardian", "threads", "files", "importing", "tools", "envs",
 }  # fmt: skip
 
 
