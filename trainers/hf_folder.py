@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -44,9 +45,10 @@ def atomic_folder(target: Path) -> Iterator[Path]:
                 old.rename(target)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # which is what a full disk is to safetensors
+        reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"cannot write {target}: {error.strerror or error}", hint="free space or fix the path"
+            f"cannot write {target}: {reason}", hint="free space or fix the path"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
@@ -270,7 +271,7 @@ def _read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], d
         counts = json.loads((folder / "trainer.json").read_text())
         model = load_file(folder / "model.safetensors")
         state = load_file(folder / "optimizer.safetensors")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ResumeError(f"{folder} is not a whole trainer checkpoint: {error}") from error
     if counts.get("kind") != "torch":
         raise ResumeError(f"{folder} was written by trainer kind {counts.get('kind')}, not torch")

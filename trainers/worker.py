@@ -86,7 +86,8 @@ class Worker:
                 raise TrainerError(f"there is no command {request['command']!r}")
             return {"id": request["id"], "result": command(**arguments)}
         except Exception as error:
-            traceback.print_exc()
+            with contextlib.suppress(OSError):  # the disk with the log may be what is full
+                traceback.print_exc()
             return {"id": request["id"], "error": wire.error_to_json(error)}
 
     def init(
@@ -199,7 +200,8 @@ def serve(sock: socket.socket, rank: int) -> None:
         if request["command"] == "close":
             closing.set()
         reply = worker.answer(request)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         sock.sendall(wire.encode(reply))
 
 

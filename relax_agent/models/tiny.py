@@ -50,6 +50,8 @@ def resolve_model(settings: ModelSettings, work_dir: Path, texts: Sequence[str] 
 
 def create_tiny_model(folder: Path, settings: TinySettings, texts: Sequence[str]) -> None:
     """Write a tiny model and its tokenizer to ``folder``, whole or not at all."""
+    from safetensors import SafetensorError
+
     tokenizer = build_tokenizer(texts, settings.vocab)
     model = build_model(settings, tokenizer)
     try:
@@ -61,8 +63,10 @@ def create_tiny_model(folder: Path, settings: TinySettings, texts: Sequence[str]
             _move_into_place(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        raise StorageError(f"the model cannot be written to {folder}: {error}") from error
+    except (OSError, SafetensorError) as error:  # which is what a full disk is to safetensors
+        raise StorageError(
+            f"the model cannot be written to {folder}: {error}", hint="free some space"
+        ) from error
 
 
 def build_model(settings: TinySettings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -84,7 +84,7 @@ def restore(folder: Path, model: PolicyModel, optimizer: Any) -> dict[str, Any]:
         if document["adam_step"]:
             _restore_adam(folder, model, optimizer, document["adam_step"])
         _set_random_state(_File(folder / "random.safetensors"))
-    except (OSError, TrainerError) as error:
+    except (OSError, SafetensorError, TrainerError) as error:
         raise ResumeError(f"{folder} does not fit this model: {error}") from error
     return document
 
