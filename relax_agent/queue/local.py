@@ -6,25 +6,24 @@ index first and to memory second. Waiters sleep on one event that every change r
 again for itself. Slots go to whoever asked first.
 
 The order of a lease is: what an abandoned future had leased already, as it was leased there; then
-the group begun with the oldest weights; then the one that was finished first. So a future that is
-done again is the same future: no group comes before the weights that sampled it. Where a part of
-it is lost (a checkpoint older than the last commit), all of it is run again for the same reason.
+the group begun with the oldest weights; then the one that was finished first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from relax_agent.episode import Group
 from relax_agent.errors import LeaseLost, QueueError
-from relax_agent.queue.admission import age, capacity, first_crowded, may_start, must_wait
-from relax_agent.queue.index import Index, Row, State
-from relax_agent.queue.payload import save_group
+from relax_agent.queue.admission import age, capacity
+from relax_agent.queue.index import Index, State
+from relax_agent.queue.payload import PayloadFolder, save_group
+from relax_agent.queue.planning import Entry, Planner
 from relax_agent.queue.protocol import DropReason, Lease, LeasedGroup, QueueStats, Restored
+from relax_agent.queue.recovery import Recovery, recover
 from relax_agent.queue.settings import QueueSettings
 from relax_agent.queue.waiting import Waiters, in_thread
 
@@ -33,24 +32,10 @@ _TRAINED = (State.ACKED, State.COMMITTED)
 
 
 @dataclass(slots=True)
-class _Entry:
-    """An open group."""
-
-    number: int
-    id: str
-    began: int
-    state: State = State.RESERVED
-    order: tuple[int, int, int] = (1, 0, 0)
-    """Sorts the ready groups; set when the group becomes ready."""
-    storing: bool = False
-    """Its payload is being written."""
-
-
-@dataclass(slots=True)
 class _Held:
     """A lease that is neither acknowledged nor released."""
 
-    entries: list[_Entry]
+    entries: list[Entry]
     expires: float
     """Time of the event loop."""
 
@@ -70,11 +55,11 @@ class LocalQueue:
             StorageError: the folder cannot be used, or another run uses it.
         """
         self._settings = settings
-        self._groups_per_step = groups_per_step
-        self._payloads = folder / "groups"
+        self._planner = Planner(settings, groups_per_step)
+        self._capacity = capacity(settings.max_staleness, groups_per_step)
         self._index = Index(folder / "index.sqlite")
-        self._payloads.mkdir(exist_ok=True)
-        self._open: dict[str, _Entry] = {}
+        self._payloads = PayloadFolder(folder / "groups")
+        self._open: dict[str, Entry] = {}
         self._leases: dict[str, _Held] = {}
         self._tickets: list[object] = []
         self._waiters = Waiters()
@@ -105,7 +90,7 @@ class LocalQueue:
             self._require_new(group_id)  # somebody else may have asked for it meanwhile
             began = self._sampling_step()
             number = self._index.add(group_id, task_id, began)
-            self._open[group_id] = _Entry(number, group_id, began)
+            self._open[group_id] = Entry(number, group_id, began)
         finally:
             self._tickets.remove(ticket)
             self._waiters.notify()
@@ -116,7 +101,7 @@ class LocalQueue:
         if entry is None or entry.state is not State.RESERVED or entry.storing:
             self._duplicates += 1
             return False
-        path = self._path(entry.number)
+        path = self._payloads.path(entry.number)
         entry.storing = True
         try:
             await in_thread(save_group, path, group)
@@ -130,7 +115,7 @@ class LocalQueue:
         finally:
             entry.storing = False
         self._finished += 1
-        self._make_ready(entry, (1, entry.began, self._finished))
+        entry.finish(self._finished)
         self._last_put = asyncio.get_running_loop().time()
         self._waiters.notify()
         return True
@@ -163,9 +148,10 @@ class LocalQueue:
         self._require_restored()
         if step <= self._trained_step:
             raise QueueError(f"step {step} cannot be leased: step {self._trained_step} is trained")
-        limit = capacity(self._settings.max_staleness, self._groups_per_step)
-        if count > limit:
-            raise QueueError(f"{count} groups can never be there: at most {limit} may be open")
+        if count > self._capacity:
+            raise QueueError(
+                f"{count} groups can never be there: at most {self._capacity} may be open"
+            )
         start = asyncio.get_running_loop().time()
 
         def deadline() -> float:
@@ -185,7 +171,7 @@ class LocalQueue:
         expires = asyncio.get_running_loop().time() + self._settings.lease_timeout_s
         self._leases[lease_id] = _Held(chosen, expires)
         groups = tuple(
-            LeasedGroup(entry.id, self._path(entry.number), age(entry.began, step))
+            LeasedGroup(entry.id, self._payloads.path(entry.number), age(entry.began, step))
             for entry in chosen
         )
         masks = self._settings.beyond == "mask"
@@ -219,7 +205,7 @@ class LocalQueue:
         """Make all acks up to ``step`` final and delete their payloads."""
         numbers = self._index.commit(step)
         await in_thread(self._index.flush)
-        await in_thread(self._unlink, numbers)
+        await in_thread(self._payloads.delete, numbers)
 
     # -- resume ------------------------------------------------------------------------------
 
@@ -228,56 +214,32 @@ class LocalQueue:
         if self._leases:
             raise QueueError("a lease is out: restore comes before the first lease")
         self._index.commit(step)
-        replayed, ready, cleared = self._sort_out(step)
-        self._index.delete(row.number for row in cleared)
-        self._index.set_state((row.number for row in [*replayed, *ready]), State.READY)
-        self._reopen(replayed, ready)
+        found = recover(
+            self._index.rows(), step, lambda number: self._payloads.path(number).exists()
+        )
+        kept = [row.number for row in (*found.replayed, *found.ready)]
+        self._index.delete(row.number for row in found.cleared)
+        self._index.set_state(kept, State.READY)
+        self._reopen(found)
         self._trained_step, self._published, self._unrestored = step, None, False
         await in_thread(self._index.flush)
-        await in_thread(self._sweep, {row.number for row in [*replayed, *ready]})
+        await in_thread(self._payloads.keep_only, kept)
         self._waiters.notify()
         offered = sorted(self._open.values(), key=lambda entry: entry.order)
-        return Restored(tuple(entry.id for entry in offered), tuple(row.id for row in cleared))
+        return Restored(
+            tuple(entry.id for entry in offered), tuple(row.id for row in found.cleared)
+        )
 
-    def _sort_out(self, step: int) -> tuple[list[Row], list[Row], list[Row]]:
-        """Return what the abandoned future leased, what else is ready, and what is run again."""
-        replayed: list[Row] = []
-        ready: list[Row] = []
-        cleared: list[Row] = []
-        gone = False
-        for row in self._index.rows():
-            if row.state in (State.ACKED, State.READY, State.LEASED):
-                (ready if row.step is None else replayed).append(row)
-            elif row.state in (State.RESERVED, State.CANCELLED):
-                cleared.append(row)
-            elif row.state is State.COMMITTED and (row.step or 0) > step:
-                cleared.append(row)  # its payload is gone with a newer checkpoint
-                gone = True
-        replayed, lost = self._with_payload(replayed)
-        ready, lost_too = self._with_payload(ready)
-        cleared += [*lost, *lost_too]
-        if gone or lost:  # what came after was sampled by weights that will not come again
-            return [], [], sorted([*cleared, *replayed, *ready], key=lambda row: row.number)
-        return replayed, ready, cleared
-
-    def _with_payload(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
-        """Split rows into those whose file is there and those whose file is not."""
-        there: list[Row] = []
-        lost: list[Row] = []
-        for row in rows:
-            (there if self._path(row.number).exists() else lost).append(row)
-        return there, lost
-
-    def _reopen(self, replayed: Sequence[Row], ready: Sequence[Row]) -> None:
+    def _reopen(self, found: Recovery) -> None:
         self._open.clear()
-        for row in replayed:
-            entry = _Entry(row.number, row.id, row.began)
-            self._make_ready(entry, (0, row.step or 0, row.place or 0))
-        for row in ready:
+        for row in found.replayed:
+            entry = self._open[row.id] = Entry(row.number, row.id, row.began)
+            entry.replay(row.step or 0, row.place or 0)
+        for row in found.ready:
             self._finished += 1
-            entry = _Entry(row.number, row.id, row.began)
-            self._make_ready(entry, (1, row.began, self._finished))
-        self._redelivered += len(replayed)
+            entry = self._open[row.id] = Entry(row.number, row.id, row.began)
+            entry.finish(self._finished)
+        self._redelivered += len(found.replayed)
 
     async def groups(self) -> dict[str, str]:
         """Return the id of every known group with its task id, in the order of their start."""
@@ -299,7 +261,7 @@ class LocalQueue:
             dropped=counts.get(State.DROPPED, 0),
             failed=counts.get(State.FAILED, 0),
             cancelled=counts.get(State.CANCELLED, 0),
-            capacity=capacity(self._settings.max_staleness, self._groups_per_step),
+            capacity=self._capacity,
             duplicates=self._duplicates,
             redelivered=self._redelivered,
             oldest_age=max(0, age(min(begun), self._trained_step + 1)) if begun else 0,
@@ -320,67 +282,16 @@ class LocalQueue:
 
     def _has_room(self) -> bool:
         self._expire()
-        bound = self._settings.max_staleness
-        if not may_start(
-            len(self._open), max_staleness=bound, groups_per_step=self._groups_per_step
-        ):
-            return False
-        if self._settings.on_straggler == "overtake":
-            return True
-        following = self._trained_step + 1
-        begun = [self._pressing(entry, following) for entry in self._open.values()]
-        crowded = first_crowded(
-            [*begun, self._sampling_step()],
-            next_step=following,
-            max_staleness=bound,
-            groups_per_step=self._groups_per_step,
+        return self._planner.has_room(
+            self._open.values(), began=self._sampling_step(), following=self._trained_step + 1
         )
-        return crowded is None
 
-    def _as_if_begun(self, entry: _Entry) -> int:
-        """Return a start whose deadline is when the group will really be leased.
-
-        Groups of an abandoned future go first, whatever is older: they have a step of their own.
-        """
-        fresh, step, _ = entry.order
-        if fresh:
-            return entry.began
-        return max(step, self._trained_step + 1) - 1 - self._settings.max_staleness
-
-    def _choose(self, count: int, step: int) -> list[_Entry] | None:
+    def _choose(self, count: int, step: int) -> list[Entry] | None:
         """Return the groups of the next lease; None if it has to wait."""
         self._expire()
         if self._settings.beyond == "drop":
             self._drop_too_old(step)
-        ready = sorted(self._in_state(State.READY), key=lambda entry: entry.order)
-        if len(ready) < count or self._straggler(ready[count:], step):
-            return None
-        return ready[:count]
-
-    def _straggler(self, left: Sequence[_Entry], step: int) -> bool:
-        return self._settings.on_straggler == "wait" and must_wait(
-            (entry.began for entry in self._in_state(State.RESERVED)),
-            (self._pressing(entry, step + 1) for entry in left),
-            step=step,
-            max_staleness=self._settings.max_staleness,
-            groups_per_step=self._groups_per_step,
-        )
-
-    def _pressing(self, entry: _Entry, following: int) -> int:
-        """Return the start of a group as it counts when steps are planned from ``following`` on.
-
-        What an abandoned future had leased comes first, in the steps that it was leased for, as if
-        it were that old. A finished group that is too old already cannot be trained before the
-        following step, and counts as due there: it must not keep the groups from starting that
-        fill up its step.
-        """
-        bound = self._settings.max_staleness
-        began = entry.began
-        if entry.order[0] == 0:
-            began = min(began, entry.order[1] - 1 - bound)
-        if entry.state is not State.RESERVED:
-            began = max(began, following - 1 - bound)
-        return began
+        return self._planner.choose(self._open.values(), count, step)
 
     def _drop_too_old(self, step: int) -> None:
         bound = self._settings.max_staleness
@@ -390,17 +301,13 @@ class LocalQueue:
                 self._end(entry, State.DROPPED, detail)
                 self._waiters.notify()
 
-    def _in_state(self, state: State) -> list[_Entry]:
+    def _in_state(self, state: State) -> list[Entry]:
         return [entry for entry in self._open.values() if entry.state is state]
 
-    def _end(self, entry: _Entry, state: State, detail: str) -> None:
+    def _end(self, entry: Entry, state: State, detail: str) -> None:
         self._index.set_state([entry.number], state, detail)
         del self._open[entry.id]
-        self._path(entry.number).unlink(missing_ok=True)
-
-    def _make_ready(self, entry: _Entry, order: tuple[int, int, int]) -> None:
-        entry.state, entry.order = State.READY, order
-        self._open[entry.id] = entry
+        self._payloads.delete([entry.number])
 
     def _expire(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -435,7 +342,6 @@ class LocalQueue:
             raise QueueError(f"group {group_id} was started before and is {known}")
 
     def _describe(self) -> str:
-        limit = capacity(self._settings.max_staleness, self._groups_per_step)
         states = {state: len(self._in_state(state)) for state in _OPEN}
         ended = {
             state: count
@@ -443,7 +349,7 @@ class LocalQueue:
             if state in (State.FILTERED, State.DROPPED, State.FAILED) and count
         }
         parts = [f"{count} {state}" for state, count in (states | ended).items()]
-        return f"{len(self._open)} of {limit} slots in use ({', '.join(parts)})"
+        return f"{len(self._open)} of {self._capacity} slots in use ({', '.join(parts)})"
 
     def _why_not(self, count: int, step: int, start: float, timeout: float) -> str:
         now = asyncio.get_running_loop().time()
@@ -456,19 +362,3 @@ class LocalQueue:
             missing = f"{len(ready)} of {count} groups were there"
         quiet = "" if waited >= timeout else ", and nothing new came"
         return f"no data for step {step} after {waited:.0f} s{quiet}: {missing}; {self._describe()}"
-
-    # -- files -------------------------------------------------------------------------------
-
-    def _path(self, number: int) -> Path:
-        return self._payloads / f"{number:08d}.safetensors"
-
-    def _unlink(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._path(number).unlink(missing_ok=True)
-
-    def _sweep(self, keep: set[int]) -> None:
-        """Delete every payload that no open group owns: what a killed process left behind."""
-        wanted = {self._path(number).name for number in keep}
-        for path in self._payloads.iterdir():
-            if path.name not in wanted:
-                path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from relax_agent.episode import Episode, Group
 from relax_agent.errors import StorageError
+from relax_agent.files import replace_file
 
 FORMAT = "relax-agent-group/1"
 """Written into every file; a reader refuses another one."""
@@ -28,24 +29,6 @@ _HEADER_LIMIT = 32 * 2**20
 _JSON_ARRAY = "json"
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole and flushed, or leave nothing (StorageError)."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}",
-            hint="free some space or choose another run folder",
-        ) from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -80,7 +63,8 @@ def save_group(path: Path, group: Group) -> None:
         metadata["group"] = text
     else:
         arrays[_JSON_ARRAY] = np.frombuffer(text.encode(), np.uint8)
-    write_atomically(path, safetensors.numpy.save(arrays, metadata))
+    replace_file(path, safetensors.numpy.save(arrays, metadata))
+    _sync_folder(path.parent)
 
 
 def load_group(path: Path) -> Group:
@@ -129,3 +113,27 @@ def _rebuild(data: dict[str, Any], arrays: Arrays) -> Group:
         Episode.load(item, own) for item, own in zip(data["episodes"], columns, strict=True)
     ]
     return Group(data["id"], data["env_id"], data["task_id"], episodes)
+
+
+class PayloadFolder:
+    """The payload files of one queue, named by the groups' numbers and never by their ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def path(self, number: int) -> Path:
+        """Return where the group of this number is, or would be."""
+        return self._folder / f"{number:08d}.safetensors"
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Delete what is there of these groups."""
+        for number in numbers:
+            self.path(number).unlink(missing_ok=True)
+
+    def keep_only(self, numbers: Iterable[int]) -> None:
+        """Delete every other file: what a killed process left behind."""
+        wanted = {self.path(number).name for number in numbers}
+        for path in self._folder.iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
