@@ -36,7 +36,12 @@ Each message says what happened, why, and what to do, in one line; ``hint`` is t
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
+
+_SIGNALS = {each.value: each.name for each in signal.Signals} | {
+    signal.SIGKILL.value: "SIGKILL: somebody's kill -9, or the system was out of memory"
+}
 
 
 class RelaxError(Exception):
@@ -185,7 +190,10 @@ class ChildDied(RelaxError):
     """A process of this run ended by itself."""
 
     def __init__(self, name: str, exit_code: int | None, *, hint: str | None = None) -> None:
-        super().__init__(f"{name} ended by itself with exit code {exit_code}", hint=hint)
+        how = f"exit code {exit_code}"
+        if exit_code is not None and exit_code < 0:
+            how += f" ({_SIGNALS.get(-exit_code, 'a signal')})"
+        super().__init__(f"{name} ended by itself with {how}", hint=hint)
         self.name = name
         self.child_exit_code = exit_code
 

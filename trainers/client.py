@@ -182,6 +182,10 @@ class TrainerProcess:
         """Go back to a checkpoint."""
         await self._call("restore", folder=str(folder))
 
+    async def abandon(self) -> None:
+        """End all ranks at once, whatever they are doing. Idempotent."""
+        await self._end()
+
     async def close(self) -> None:
         """End all ranks: politely first, then for sure. Idempotent."""
         if not self._ranks:

@@ -237,7 +237,9 @@ class TorchTrainer:
 
 def _load(settings: TrainerSettings, model_path: Path) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # the log's last line is what a death is told with
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device is cuda, but this machine has none")
     try:

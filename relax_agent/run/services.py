@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +55,22 @@ async def start_services(
                 trainer = group.create_task(_start_trainer(recipe, model, children))
         except BaseExceptionGroup as failures:
             raise first_cause(failures) from None
-        stack.push_async_callback(trainer.result().close)
+        stack.push_async_exit(_close_or_abandon(trainer.result()))
         remote = toolset.result()
         if remote is not None:
             stack.push_async_callback(remote.close)
         yield Services(engines.result(), trainer.result(), remote)
+
+
+def _close_or_abandon(
+    trainer: TrainerProcess,
+) -> Callable[[object, BaseException | None, object], Coroutine[None, None, None]]:
+    """Return an exit that lets the trainer finish what it is doing only if the run went well."""
+
+    async def leave(kind: object, error: BaseException | None, trace: object) -> None:
+        await (trainer.close() if error is None else trainer.abandon())
+
+    return leave
 
 
 async def _start_tools(
