@@ -5,8 +5,8 @@ between two awaits and no two waiters can take the same slot or group. A decisio
 index first and to memory second. Waiters sleep on one event that every change replaces; each looks
 again for itself. Slots go to whoever asked first.
 
-The order of a lease is: what an abandoned future had leased already, as it was leased there; then
-the group begun with the oldest weights; then the one that was finished first.
+The order of a lease is: what was leased before (and given back, or by an abandoned future), as it
+was leased then; then the group begun with the oldest weights; then the one that was finished first.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class LocalQueue:
             why=lambda: self._why_not(count, step, start, timeout),
         )
         self._index.lease([entry.number for entry in chosen], step)
-        for entry in chosen:
-            entry.state = State.LEASED
+        for place, entry in enumerate(chosen):
+            entry.assign(State.LEASED, step, place)
         lease_id = uuid.uuid4().hex
         expires = asyncio.get_running_loop().time() + self._settings.lease_timeout_s
         self._leases[lease_id] = _Held(chosen, expires)
@@ -234,7 +234,7 @@ class LocalQueue:
         self._open.clear()
         for row in found.replayed:
             entry = self._open[row.id] = Entry(row.number, row.id, row.began)
-            entry.replay(row.step or 0, row.place or 0)
+            entry.assign(State.READY, row.step or 0, row.place or 0)
         for row in found.ready:
             self._finished += 1
             entry = self._open[row.id] = Entry(row.number, row.id, row.began)

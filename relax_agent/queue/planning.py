@@ -12,7 +12,7 @@ from relax_agent.queue.admission import first_crowded, may_start, must_wait
 from relax_agent.queue.index import State
 from relax_agent.queue.settings import QueueSettings
 
-_REPLAYED, _FRESH = 0, 1
+_ASSIGNED, _FRESH = 0, 1
 
 
 @dataclass(slots=True)
@@ -25,13 +25,13 @@ class Entry:
     """The step whose weights it began with."""
     state: State = State.RESERVED
     order: tuple[int, int, int] = (_FRESH, 0, 0)
-    """Sorts the ready groups: what is replayed before what is fresh."""
+    """Sorts the ready groups: what is bound to a step, by step and place, before what is not."""
     storing: bool = False
     """Its payload is being written."""
 
-    def replay(self, step: int, place: int) -> None:
-        """Make it ready, to be leased in the step and place that it was leased in before."""
-        self.state, self.order = State.READY, (_REPLAYED, step, place)
+    def assign(self, state: State, step: int, place: int) -> None:
+        """Bind it to a step: it is leased for it now, or was by an abandoned future."""
+        self.state, self.order = state, (_ASSIGNED, step, place)
 
     def finish(self, serial: int) -> None:
         """Make it ready, behind those that began with older weights or were finished before."""
@@ -86,14 +86,14 @@ class Planner:
     def _pressing(self, entry: Entry, following: int) -> int:
         """Return the start of a group as it counts when steps are planned from ``following`` on.
 
-        What an abandoned future had leased comes first, in the steps that it was leased for, as if
-        it were that old. A finished group that is too old already cannot be trained before the
+        A group that is bound to a step uses up a place of that step, as if it were that old. A
+        finished group that is too old already cannot be trained before the
         following step, and counts as due there: it must not keep the groups from starting that
         fill up its step.
         """
         bound = self.settings.max_staleness
         began = entry.began
-        if entry.order[0] == _REPLAYED:
+        if entry.order[0] == _ASSIGNED:
             began = min(began, entry.order[1] - 1 - bound)
         if entry.state is not State.RESERVED:
             began = max(began, following - 1 - bound)

@@ -351,15 +351,28 @@ REDONE = {
     ],
 }
 """A new group starts while steps of an abandoned future, which go first, are done again."""
+QUICK = LONG | {"killed_after": 7.0, "train_s": 0.0, "publish_s": 0.0}
 
 
 @settings(max_examples=200, deadline=None)
 @example(
     plan=STRAGGLER | {"per_step": 3, "workers": 1, "durations": [0.0, 0.0, 3.0], "ack_first": True},
     lives=[
-        LONG | {"killed_after": 1.5},
-        LONG | {"steps": 2, "every": 3, "killed_after": 7.0},
-        LONG | {"steps": 3, "every": 1, "killed_after": 7.0},
+        QUICK | {"steps": 1, "every": 1, "killed_after": 1.5},
+        QUICK | {"steps": 1, "every": 1, "killed_after": 1.5},
+        QUICK | {"steps": 2, "every": 3},
+        QUICK | {"steps": 3, "every": 1},
+    ],
+)
+@example(
+    plan=STRAGGLER
+    | {"per_step": 2, "prefetch": True, "ack_first": True, "workers": 5}
+    | {"durations": [0.0, 0.0, 0.0, 0.0, 3.0], "fates": ["put", "put", "failed"]},
+    lives=[
+        QUICK | {"steps": 1, "every": 1, "killed_after": 1.5},
+        QUICK | {"steps": 1, "every": 1, "killed_after": 1.5},
+        QUICK | {"steps": 4, "every": 2, "killed_after": 1.5},
+        QUICK | {"steps": 3, "every": 1, "killed_after": 1.5},
     ],
 )
 @example(plan=STRAGGLER, lives=[LONG, LONG | {"killed_after": 33.0}, LONG])
