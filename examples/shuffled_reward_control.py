@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from relax_agent.monitor import read_metrics
-from relax_agent.run.conductor import run
+from relax_agent.run.start import run
 from relax_agent.run.recipe import load_recipe
 
 MOST_RISE = 0.05
