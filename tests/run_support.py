@@ -155,6 +155,10 @@ class Process:
         (pid,) = [pid for pid, command in marked(self.mark).items() if word in command]
         return pid
 
+    def has_child(self, word):
+        """Tell whether a process whose command holds ``word`` runs."""
+        return any(word in command for command in marked(self.mark).values())
+
     def kill(self):
         """End it for sure: for a test that has failed."""
         for pid in [self.popen.pid, *marked(self.mark)]:
