@@ -20,6 +20,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, overload
 
@@ -28,6 +29,7 @@ from relax_agent.envs.guard import Guard
 from relax_agent.envs.threaded import ThreadedEnv
 from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv
 from relax_agent.importing import import_named
+from relax_agent.threads import THREADS
 
 logger = logging.getLogger(__name__)
 
@@ -198,24 +200,52 @@ def make(env: str | EnvSpec, **kwargs: Any) -> Env:
         env: ``namespace/Name-v0``, or a spec.
         **kwargs: Arguments of the constructor, over those of the spec.
     """
+    factory, chosen = _resolve(env, kwargs)
+    return _wrapped(_build(factory, chosen), chosen)
+
+
+async def make_async(env: str | EnvSpec, **kwargs: Any) -> Env:
+    """Build an environment as :func:`make` does, without blocking the event loop meanwhile.
+
+    The constructor of a plain environment (``def reset``) may boot a sandbox or a browser; it runs
+    in the environment's own thread anyway. That of an async one runs here, where it may use the
+    loop; what takes long belongs into its ``reset``.
+    """
+    factory, chosen = _resolve(env, kwargs)
+    if isinstance(factory, type) and _is_sync(factory):
+        built = await THREADS.run(partial(_build, factory, chosen))
+    else:
+        built = _build(factory, chosen)
+    return _wrapped(built, chosen)
+
+
+def _resolve(env: str | EnvSpec, kwargs: Mapping[str, Any]) -> tuple[Callable[..., Any], EnvSpec]:
+    """Return the constructor and the spec with all its arguments."""
     chosen = spec(env) if isinstance(env, str) else env
     chosen = replace(chosen, kwargs={**chosen.kwargs, **kwargs})
     factory = _load(chosen.entry_point, chosen.id)
     _check_arguments(factory, chosen)
+    return factory, chosen
+
+
+def _build(factory: Callable[..., Any], chosen: EnvSpec) -> Env:
     try:
-        built = _build(factory, chosen)
+        return _construct(factory, chosen)
     except RelaxError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise EnvError(f"{chosen.id}: its constructor raised {reason}") from error
+
+
+def _wrapped(built: Env, chosen: EnvSpec) -> Env:
     built.spec = chosen
     for item in chosen.wrappers:
         built = _load(item.entry_point, chosen.id)(built, **item.kwargs)
     return Guard(built)
 
 
-def _build(factory: Callable[..., Any], chosen: EnvSpec) -> Env:
+def _construct(factory: Callable[..., Any], chosen: EnvSpec) -> Env:
     if isinstance(factory, type) and _is_sync(factory):
         return ThreadedEnv(lambda: factory(**chosen.kwargs))
     built = factory(**chosen.kwargs)
@@ -346,6 +376,7 @@ __all__ = [
     "WrapperSpec",
     "load_plugins",
     "make",
+    "make_async",
     "parse_id",
     "pprint_registry",
     "register",

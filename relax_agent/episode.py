@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relax_agent.errors import EpisodeError
-from relax_agent.messages import AssistantMessage, Message, from_openai, to_openai
+from relax_agent.messages import AssistantMessage, Message, from_record, to_record
 
 NOT_SAMPLED = -1
 """The weight version of a token that no engine sampled."""
@@ -400,11 +400,11 @@ class Episode:
                     "end": t.end,
                     "finish_reason": t.finish_reason,
                     "reward": t.reward,
-                    "message": None if t.message is None else to_openai(t.message),
+                    "message": None if t.message is None else to_record(t.message),
                 }
                 for t in self.turns
             ],
-            "messages": [to_openai(message) for message in self.messages],
+            "messages": [to_record(message) for message in self.messages],
         }
 
     @classmethod
@@ -421,7 +421,7 @@ class Episode:
             segments.append(node)
         turns = []
         for item in data["turns"]:
-            message = None if item["message"] is None else from_openai(item["message"])
+            message = None if item["message"] is None else from_record(item["message"])
             assert message is None or isinstance(message, AssistantMessage)
             turns.append(Turn(**{**item, "message": message}))
         return cls(
@@ -432,7 +432,7 @@ class Episode:
             id=data["id"],
             segments=segments,
             turns=turns,
-            messages=[from_openai(item) for item in data["messages"]],
+            messages=[from_record(item) for item in data["messages"]],
             status=EpisodeStatus(data["status"]),
             detail=data["detail"],
             metrics=dict(data["metrics"]),

@@ -6,7 +6,8 @@ structured tool calls and its token :class:`Usage`. An **observation** is the li
 messages since the last action, or a :class:`Rewrite`, the one signal that history was edited.
 
 Plain data without torch or network. ``to_openai`` and ``from_openai`` speak the chat format
-that templates and SDKs know; media travel there as data URLs.
+that templates and SDKs know; media travel there as data URLs. ``to_record`` and ``from_record``
+are the same with everything in it that the chat format has no place for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -25,6 +26,13 @@ class Text:
     """A piece of text."""
 
     text: str
+    """Always valid Unicode: half a surrogate pair, which no tokenizer, socket or file takes,
+    becomes ``?``.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.text.isascii():
+            object.__setattr__(self, "text", self.text.encode("utf-8", "replace").decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,4 +244,35 @@ def from_openai(item: dict[str, Any]) -> Message:
         tool_calls=tuple(
             _call_from_openai(i, call) for i, call in enumerate(item.get("tool_calls") or ())
         ),
+    )
+
+
+def to_record(message: Message) -> dict[str, Any]:
+    """Return the whole message as plain JSON data; :func:`from_record` gives an equal one."""
+    out = to_openai(message)
+    if message.content != parts(message.text):
+        out["content"] = [_part_to_openai(part) for part in message.content]
+    if not isinstance(message, AssistantMessage):
+        return out
+    if message.tool_calls:
+        out["tool_calls"] = [asdict(call) for call in message.tool_calls]
+    return out | {
+        "reasoning_content": message.reasoning,
+        "finish_reason": message.finish_reason,
+        "usage": asdict(message.usage),
+    }
+
+
+def from_record(data: dict[str, Any]) -> Message:
+    """Return the message that :func:`to_record` wrote."""
+    message = from_openai(data)
+    if not isinstance(message, AssistantMessage):
+        return message
+    return replace(
+        message,
+        name=data.get("name"),
+        tool_call_id=data.get("tool_call_id"),
+        tool_calls=tuple(ToolCall(**call) for call in data.get("tool_calls") or ()),
+        usage=Usage(**data.get("usage") or {}),
+        finish_reason=data.get("finish_reason") or "stop",
     )

@@ -250,9 +250,20 @@ class Tool(Generic[P, R]):
             return await job
         try:
             value: Any = self.function(**values)  # type: ignore[call-arg]
-            return await value if isinstance(value, Awaitable) else value
+            if not isinstance(value, Awaitable):
+                return value
+            # In a task of its own: a tool that cancels its task ends itself, not its caller.
+            return await asyncio.create_task(_contained(value))
         finally:
             give_back()
+
+
+async def _contained(call: Awaitable[R]) -> R:
+    """Await ``call``; ``sys.exit`` in it must not end the event loop."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise ToolError(f"failed with {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -35,10 +35,6 @@ class ToolResult:
     duration_s: float = 0.0
     """Seconds that the caller waited."""
 
-    def __post_init__(self) -> None:
-        content = tuple(_readable(part) for part in self.content)
-        object.__setattr__(self, "content", content)
-
     @property
     def ok(self) -> bool:
         """Whether the call succeeded."""
@@ -99,13 +95,6 @@ class ToolResult:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a tool result: {error!r}") from error
-
-
-def _readable(part: Part) -> Part:
-    """Replace lone surrogates: neither tokenizers nor sockets take them."""
-    if not isinstance(part, Text) or part.text.isascii():
-        return part
-    return Text(part.text.encode("utf-8", "replace").decode())
 
 
 def _content(value: Any) -> tuple[Part, ...]:

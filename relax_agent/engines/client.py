@@ -11,8 +11,9 @@ outside the vocabulary and a tensor of wrong shape end the process, a tensor tha
 its old values without a word. For that the client reads the folder of the served model (only
 ``config.json`` and the headers of the weight files).
 
-After an update each request names the weight version as the key of its cached prefixes. So no
-answer builds on a prefix of older weights, even where the cache could not be flushed.
+After a pause each request names that pause as the key of its cached prefixes. New weights only
+come in a pause, so no answer to a later request builds on a prefix of older weights, even where
+the cache could not be flushed, and even if the request arrives before the weights do.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class EngineClient:
         self._model_path = model_path
         self._facts = facts
         self._served: Manifest | None = None
-        self._cache_key: str | None = None
+        self._pauses = 0
         self._generate_timeout_s = generate_timeout_s
         self._control_timeout_s = control_timeout_s
         self._connections = connections
@@ -141,7 +142,8 @@ class EngineClient:
         facts = await self._model_facts()
         if facts is not None:
             _check_ids(request, facts, self._name)
-        payload = encode_request(request, self._cache_key)
+        cache_key = f"p{self._pauses}" if self._pauses else None
+        payload = encode_request(request, cache_key)
         body = await self._within_budget(
             self._call("POST", "/generate", payload=payload, timeout_s=None), request.rid
         )
@@ -150,6 +152,7 @@ class EngineClient:
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop sampling; the time budget of running requests stands still."""
         await self._post("/pause_generation", {"mode": mode})
+        self._pauses += 1
         self._clock.stop()
 
     async def resume(self) -> None:
@@ -181,13 +184,11 @@ class EngineClient:
         # load the weights and still answer that it failed.
         payload = {"model_path": path, "weight_version": str(version), "flush_cache": False}
         await self._post("/update_weights_from_disk", payload)
-        self._cache_key = f"v{version}"
 
     async def update_weights_from_tensor(self, bucket: bytes, version: int) -> None:
         """Send some weights as one safetensors file (embedded engine only)."""
         path = f"/update_weights_from_tensor?weight_version={version}"
         await self._call("POST", path, data=bucket, timeout_s=self._control_timeout_s)
-        self._cache_key = f"v{version}"
 
     async def end_weight_update(self) -> None:
         """Close the session of weight updates."""

@@ -52,6 +52,7 @@ class _Running:
     """One request that is being answered."""
 
     request: GenerateRequest
+    cache_key: str
     output_ids: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     cached: int = 0
@@ -137,7 +138,7 @@ class ScriptedEngine:
             raise EngineRejected(f"{self._name} refused request {request.rid}: scripted")
         if reply.fault is Fault.ERROR:
             raise EngineUnavailable(f"{self._name} failed at request {request.rid}: scripted")
-        running = _Running(request, cached=self._cached_tokens(request.input_ids, cache_key))
+        running = _Running(request, cache_key)
         self._running[request.rid] = running
         try:
             reason = await self._sample(running, reply)
@@ -271,6 +272,8 @@ class ScriptedEngine:
                 return "abort"
             running.output_ids.append(token)
             running.versions.append(self.version)
+            if len(running.output_ids) == 1:  # the prompt was read with the weights of now
+                running.cached = self._cached_tokens(running)
             if token in sampling.stop_token_ids:
                 return "stop"
         self._require_life()
@@ -295,10 +298,10 @@ class ScriptedEngine:
         await self._step()
         await self._go.wait()
 
-    def _cached_tokens(self, ids: Sequence[int], key: str) -> int:
-        best = 0
+    def _cached_tokens(self, running: _Running) -> int:
+        best, ids = 0, running.request.input_ids
         for made_by, known in self._cache:
-            if made_by == self._cache_name(key):
+            if made_by == self._cache_name(running.cache_key):
                 pairs = zip(ids, known, strict=False)
                 same = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
                 best = max(best, sum(1 for _ in same))

@@ -269,7 +269,7 @@ def _create(tokenizer: Any, settings: RendererSettings) -> Any:
         return create_renderer(tokenizer, type(default)(**options))
     except ConfigError:
         raise
-    except (ValueError, AssertionError) as error:
+    except Exception as error:  # each format refuses a tokenizer in its own way
         reason = " ".join(str(error).split())
         raise ConfigError(f"renderer {settings.name}: {reason}") from error
 

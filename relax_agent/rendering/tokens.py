@@ -24,6 +24,9 @@ class TokenIds:
     """Unknown tokens are None here, never an id."""
 
     def __init__(self, tokenizer: Tokenizer, name_or_path: str = "") -> None:
+        # Many tokenizer files carry the limits of some earlier use; a token log is never cut.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.name_or_path = name_or_path
 

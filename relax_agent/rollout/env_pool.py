@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from relax_agent.envs import Env
@@ -31,14 +32,18 @@ class Borrowed:
 class EnvPool:
     """Makes, lends and closes environments of one kind."""
 
-    def __init__(self, make: Callable[[], Env], size: int) -> None:
+    def __init__(
+        self, make: Callable[[], Env | Awaitable[Env]], size: int, *, timeout_s: float = 300.0
+    ) -> None:
         """Prepare an empty pool.
 
         Args:
-            make: Builds one environment.
+            make: Builds one environment; one that may take long does it in a coroutine.
             size: Most environments on loan at the same time.
+            timeout_s: Seconds that building one may take.
         """
         self._make = make
+        self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(size)
         self._idle: list[Env] = []
         self._closed = False
@@ -54,15 +59,20 @@ class EnvPool:
             EnvError: no environment could be built.
         """
         async with self._slots:
-            borrowed = Borrowed(self._idle.pop() if self._idle else self._build())
+            borrowed = Borrowed(self._idle.pop() if self._idle else await self._build())
             try:
                 yield borrowed
             finally:
                 await self._take_back(borrowed)
 
-    def _build(self) -> Env:
+    async def _build(self) -> Env:
         try:
-            return self._make()
+            made = self._make()
+            if not inspect.isawaitable(made):
+                return made
+            return await bounded(made, TimeBudget(self._timeout_s).left)
+        except Overrun:
+            raise EnvError(f"was not built within {self._timeout_s:g} s") from None
         except RelaxError:
             raise  # a wrong recipe, a missing extra: no other environment would fare better
         except Exception as error:

@@ -159,7 +159,7 @@ class Fleet:
         now = asyncio.get_running_loop().time()
         usable = [m for m in fitting if m.avoid_until <= now] or fitting
         least = min(usable, key=lambda m: (m.load, m.episodes))
-        episode = rid.partition(".")[0]
+        episode = rid.rsplit(".", 2)[0]  # the loop's ids end in turn and attempt
         home = self._sticky.get(episode)
         if home in usable and home.load - least.load <= self._escape_load:
             least = home

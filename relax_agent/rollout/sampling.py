@@ -61,6 +61,11 @@ class SampledTurn:
                 f"request {request.rid}: {count} tokens came with {len(result.logprobs)} log-probs"
                 f" and {len(result.versions)} weight versions"
             )
+        if count > request.sampling.max_new_tokens:
+            raise EngineError(
+                f"request {request.rid}: {count} tokens came, at most"
+                f" {request.sampling.max_new_tokens} were asked for"
+            )
         if not all(map(math.isfinite, result.logprobs)):
             raise EngineError(f"request {request.rid}: a log-prob is not finite")
         if request.return_routes:
@@ -74,7 +79,9 @@ class SampledTurn:
         end = len(request.input_ids) + len(result.output_ids) - 1
         expected = max(0, end - request.routes_start)
         found = 0 if result.routes is None else len(result.routes)
-        if found != expected:
+        # An engine that is interrupted may not have read everything yet. The next request goes on
+        # behind the last known route, so nothing is lost.
+        if found > expected or (found < expected and result.finish_reason != "abort"):
             raise EngineError(f"request {request.rid}: {found} routes for {expected} positions")
         if result.routes is not None and found:
             self.routes.append((request.routes_start, result.routes))

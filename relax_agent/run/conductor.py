@@ -90,7 +90,11 @@ class Conductor:
         make_env = env_maker(recipe, services.toolset)
         self.env = make_env()
         self.tasks = require_tasks(self.env)
-        self.envs = EnvPool(make_env, recipe.rollout.max_concurrent_episodes)
+        self.envs = EnvPool(
+            make_env.build,
+            recipe.rollout.max_concurrent_episodes,
+            timeout_s=recipe.rollout.env_timeout_s,
+        )
         self.queue = LocalQueue(
             folder.queue, recipe.queue, groups_per_step=recipe.rollout.groups_per_step
         )

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from relax_agent.envs import Env, ScriptedPolicy, TaskSet, make
+from relax_agent.envs import Env, ScriptedPolicy, TaskSet, make, make_async
 from relax_agent.errors import ConfigError
 from relax_agent.importing import import_named
 from relax_agent.run.recipe import Recipe
 from relax_agent.tools import RemoteToolset
 
 
-def env_maker(recipe: Recipe, tools: RemoteToolset | None = None) -> Callable[[], Env]:
-    """Return what builds one environment of a run.
+class EnvMaker:
+    """Builds the environments of one run."""
+
+    def __init__(self, env_id: str, arguments: dict[str, Any]) -> None:
+        self._env_id, self._arguments = env_id, arguments
+
+    def __call__(self) -> Env:
+        """Build one at once."""
+        return make(self._env_id, **self._arguments)
+
+    async def build(self) -> Env:
+        """Build one while the event loop goes on."""
+        return await make_async(self._env_id, **self._arguments)
+
+
+def env_maker(recipe: Recipe, tools: RemoteToolset | None = None) -> EnvMaker:
+    """Return what builds environments of a run.
 
     Args:
         recipe: Names the environment, its arguments and the modules that register it.
@@ -26,7 +41,7 @@ def env_maker(recipe: Recipe, tools: RemoteToolset | None = None) -> Callable[[]
     arguments = dict(recipe.env.args)
     if tools is not None:
         arguments["tools"] = tools
-    return lambda: make(recipe.env.id, **arguments)
+    return EnvMaker(recipe.env.id, arguments)
 
 
 def require_tasks(env: Env) -> TaskSet:

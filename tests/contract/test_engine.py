@@ -217,6 +217,30 @@ def test_no_answer_builds_on_a_prefix_of_older_weights(subject):
 
 
 @every_engine
+def test_a_request_that_comes_in_the_pause_finds_no_prefix_of_older_weights(subject):
+    """T95, T140: it was sent before the new weights came and is read after them."""
+
+    async def main():
+        prompt = list(range(240, 280))
+        await subject.ask(prompt, 2)
+        warm = await subject.ask(prompt, 2)
+        before = asyncio.ensure_future(subject.ask([9, *prompt], 200))
+        await subject.ask([7, 8, 9], 16)
+        await subject.engine.pause("in_place")
+        early = asyncio.ensure_future(subject.ask(prompt, 2))
+        await asyncio.sleep(0.1)
+        await subject.load(subject.models.other, "in_place")
+        answers = await early, await before
+        await subject.load(subject.models.base)
+        return warm, *answers
+
+    warm, early, before = subject.run(main())
+    assert warm.cached_tokens > 0
+    assert (early.cached_tokens, len(set(early.versions))) == (0, 1)
+    assert len(before.output_ids) == 200
+
+
+@every_engine
 def test_flush_forgets_prefixes(subject):
     async def main():
         prompt = list(range(300, 340))
