@@ -4,14 +4,25 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rollout_support import make_episode, make_group, run
 
 from relax_agent.episode import Episode, EpisodeStatus, Group
 from relax_agent.errors import StorageError
-from relax_agent.messages import Image, Message, ToolCall, assistant
+from relax_agent.messages import (
+    AssistantMessage,
+    Image,
+    Message,
+    Text,
+    ToolCall,
+    Usage,
+    assistant,
+)
 from relax_agent.queue import LocalQueue, QueueSettings, load_group, payload, save_group
 
 
@@ -162,3 +173,36 @@ def test_a_missing_or_foreign_file_is_a_storage_error(tmp_path):
     save_file({"x": np.zeros(1, np.float32)}, tmp_path / "other")
     with pytest.raises(StorageError, match="other is not a group file"):
         load_group(tmp_path / "other")
+
+
+WORDS = st.text(max_size=6)
+MESSAGES = st.builds(
+    AssistantMessage,
+    content=st.lists(st.one_of(st.builds(Text, WORDS), st.builds(Image, st.binary()))).map(tuple),
+    name=st.none() | WORDS,
+    reasoning=st.none() | WORDS,
+    tool_calls=st.lists(
+        st.builds(
+            ToolCall,
+            WORDS,
+            st.dictionaries(WORDS, st.none() | st.integers() | WORDS),
+            WORDS,
+            st.none() | WORDS,
+        )
+    ).map(tuple),
+    usage=st.builds(Usage, st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 9)),
+    finish_reason=st.sampled_from(["stop", "length", "abort"]),
+)
+
+
+@given(message=MESSAGES)
+def test_every_field_of_a_message_survives_the_file(tmp_path_factory, message):
+    """T50, T59: parsed actions, and every attempt at a call with what was wrong with it."""
+    episode = make_episode()
+    episode.messages.append(message)
+    episode.turns[0] = replace(episode.turns[0], message=message)
+    path = tmp_path_factory.getbasetemp() / "message"
+    save_group(path, Group("g", "toy", "t", [episode]))
+    (found,) = load_group(path).episodes
+    assert found.messages == episode.messages
+    assert found.turns == episode.turns

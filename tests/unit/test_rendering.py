@@ -380,3 +380,69 @@ def test_no_path_adds_a_begin_of_sequence_token(tokenizer, plain):
     assert tokenizer.bos_token is None
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert tokenizer.encode("x") == tokenizer.encode("x", add_special_tokens=False)
+
+
+def test_limits_in_a_tokenizer_file_cut_and_pad_nothing(folder, plain, tmp_path):
+    """T17, T25, T40: files often carry the truncation and padding of some earlier use."""
+    from tokenizers import Tokenizer
+
+    limited = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    limited.enable_truncation(8)
+    limited.enable_padding(length=64)
+    limited.save(str(tmp_path / "tokenizer.json"))
+    renderer = load_renderer(tmp_path, RendererSettings())
+    assert renderer.start([QUESTION], TOOLS) == plain.start([QUESTION], TOOLS)
+
+
+def test_text_that_is_no_unicode_is_rendered_all_the_same(plain):
+    """T52: half a surrogate pair, from whoever, ends no episode."""
+    broken = [user("a\ud800b"), tool_message("\udfff", CALL)]
+    whole = [user("a?b"), tool_message("?", CALL)]
+    turn = plain.completion(assistant("\ud83d"))
+    assert turn == plain.completion(assistant("?"))
+    assert plain.extend(turn, broken, TOOLS) == plain.extend(turn, whole, TOOLS)
+
+
+def test_the_history_as_the_model_said_it_renders_to_the_log(plain):
+    """T4: structured calls read from sampled ids write the same ids again."""
+    log = plain.start([QUESTION], TOOLS)
+    history = [QUESTION]
+    for answer in ("9", "10"):
+        turn = plain.completion(assistant("So.", tool_calls=[CALL, CALL]))
+        history += [plain.parse(turn, TOOLS), tool_message(answer, CALL)]
+        log = log + turn + plain.extend(turn, history[-1:], TOOLS)
+    assert plain.start(history, TOOLS) == log
+
+
+def xml(*parameters, name="calculator", end="\n</function>\n</tool_call><|im_end|>"):
+    body = "".join(f"\n<parameter={key}>\n{value}\n</parameter>" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>{body}{end}"
+
+
+@pytest.mark.parametrize("tools", [TOOLS, []], ids=["tools", "bare"])
+@pytest.mark.parametrize("chat_format", ["qwen3.5", "nemotron-3"])
+def test_broken_xml_calls_are_soft_errors_and_take_no_good_call_with_them(
+    folder, tokenizer, chat_format, tools
+):
+    """T52, T56: a header without its end, a bad parameter after a good one, twice one tool."""
+    renderer = load_renderer(folder, RendererSettings(name=chat_format))
+
+    def calls(text):
+        return renderer.parse(ids_of(tokenizer, text), tools).tool_calls
+
+    assert all(call.error for call in calls("<tool_call>\n<function=list"))
+    good = xml(("expression", "1"))
+    (call,) = calls(xml(("expression", "1"), end="\n<parameter=bad" + xml()[-33:]))
+    assert (call.error, str(call.arguments["expression"])) == (None, "1")
+    twice = calls(good.removesuffix("<|im_end|>") + "\n" + xml(("expression", "2")))
+    assert [str(call.arguments["expression"]) for call in twice] == ["1", "2"]
+    second = calls(xml().removesuffix("<|im_end|>") + "\n" + good)
+    assert second[0].arguments == {}
+    assert str(second[1].arguments["expression"]) == "1"
+
+
+def test_a_format_that_cannot_be_built_is_an_error_of_the_recipe(folder):
+    """T19: each format names the tokens that it misses; none gets away with wrong ones."""
+    for name in ("llama-3", "glm-4.5", "deepseek-v3", "kimi-k2"):
+        with pytest.raises(ConfigError, match=f"renderer {name}: .*token"):
+            load_renderer(folder, RendererSettings(name=name))

@@ -1,6 +1,7 @@
 """Declaring tools and calling them in process: schemas, validation, limits, failures as values."""
 
 import asyncio
+import sys
 import threading
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -505,3 +506,67 @@ def test_plain_functions_become_tools_with_default_limits():
     toolset = Toolset([add.function])
     assert isinstance(toolset["add"], Tool)
     assert toolset.names == ("add",)
+
+
+def test_a_tool_that_cancels_its_task_ends_itself_and_not_its_caller():
+    """T160: the caller gets an error, and the calls beside it go on."""
+
+    @tool
+    async def cancelling() -> str:
+        """Cancel whatever task this is."""
+        asyncio.current_task().cancel()
+        await asyncio.sleep(30)
+        return "never"
+
+    @tool
+    async def exiting() -> str:
+        """Leave the program."""
+        sys.exit(3)
+
+    async def main():
+        result = await cancelling.invoke({})
+        return result, await exiting.invoke({}), asyncio.current_task().cancelling()
+
+    cancelled, exited, pending = asyncio.run(main())
+    assert cancelled.error is exited.error is ToolErrorKind.CRASHED
+    assert "cancelled from inside" in cancelled.text
+    assert "SystemExit: 3" in exited.text
+    assert pending == 0
+
+
+def test_a_caller_that_is_cancelled_takes_its_call_with_it():
+    """T160: the tool's own task is never left behind."""
+    ended = []
+
+    @tool
+    async def patient() -> str:
+        """Wait."""
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.append(True)
+        return "never"
+
+    async def main():
+        call = asyncio.ensure_future(patient.invoke({}))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert (asyncio.run(main()), ended) == (set(), [True])
+
+
+@pytest.mark.parametrize("arguments", [{"a": "two", "b": "three"}, {"a": 2}, {"a": 2, "b": None}])
+def test_numbers_in_words_are_a_soft_error_never_a_missing_argument(arguments):
+    """T61"""
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    result = asyncio.run(add.invoke(arguments))
+    assert result.error is ToolErrorKind.INVALID_ARGUMENTS
+    assert "b" in result.text
