@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 
 from relax_agent.monitor import read_metrics
-from relax_agent.run.start import run
 from relax_agent.run.recipe import load_recipe
+from relax_agent.run.start import run
 
 MOST_RISE = 0.05
 """By so much the mean of the last 10 steps may lie above that of the first 3."""

@@ -104,7 +104,7 @@ class Process:
             MARK: self.mark,
             **(env or {}),
         }
-        program = "import sys; from relax_agent.cli import main; sys.argv[0] = 'relax-agent'; main()"
+        program = "import sys; from relax_agent.cli import main; sys.argv[0] = 'relax'; main()"
         self.popen = subprocess.Popen(
             [sys.executable, "-c", program, *map(str, arguments)],
             stdout=subprocess.PIPE,

@@ -11,8 +11,10 @@ from run_support import ROOT, write_recipe
 def test_the_control_with_permuted_rewards_trains_and_reports_every_seed(tmp_path):
     recipe = write_recipe(tmp_path, tmp_path / "runs")
     done = subprocess.run(
-        [sys.executable, "-m", "examples.shuffled_reward_control"]
-        + ["--recipe", str(recipe), "--seeds", "5"],
+        [
+            *(sys.executable, "-m", "examples.shuffled_reward_control"),
+            *("--recipe", str(recipe), "--seeds", "5"),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,

@@ -143,6 +143,4 @@ def test_the_export_is_the_model_that_the_checkpoint_holds(finished, tmp_path):
 
 
 def test_only_the_newest_weights_stay(finished):
-    assert [path.name for path in (finished.folder / "weights").iterdir()] == [
-        f"v{1 + STEPS:06d}"
-    ]
+    assert [path.name for path in (finished.folder / "weights").iterdir()] == [f"v{1 + STEPS:06d}"]

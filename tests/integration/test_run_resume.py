@@ -23,7 +23,12 @@ def resumed(runs, tmp_path_factory):
     """A run that was killed with SIGKILL after step 6 or later, and went on to step 9."""
     scratch = tmp_path_factory.mktemp("resume")
     path = write_recipe(
-        scratch, runs, name="resumed", steps=1000, checkpoint={"every": EVERY}, tools={"serve": None}
+        scratch,
+        runs,
+        name="resumed",
+        steps=1000,
+        checkpoint={"every": EVERY},
+        tools={"serve": None},
     )
     folder = runs / "resumed"
     with train(path, "--quiet") as process:
