@@ -158,6 +158,26 @@ class Recipe(_Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Recipe:
+        """Refuse sizes that could only fail in the midst of a run."""
+        context = self.rollout.max_context
+        if context > self.trainer.micro_batch_tokens:
+            raise ValueError(
+                f"an episode of rollout.max_context={context} tokens does not fit into"
+                f" trainer.micro_batch_tokens={self.trainer.micro_batch_tokens}"
+            )
+        if context > self.engine.max_total_tokens:
+            raise ValueError(
+                f"an episode of rollout.max_context={context} tokens does not fit into"
+                f" engine.max_total_tokens={self.engine.max_total_tokens}"
+            )
+        if self.rollout.group_size < 2:
+            raise ValueError(
+                "rollout.group_size=1: rewards are compared within a group, which takes 2 episodes"
+            )
+        return self
+
     def identity(self) -> dict[str, Any]:
         """Return what a checkpoint depends on; names, places, lengths and limits do not count."""
         return self.model_dump(mode="json", exclude=_NOT_IN_A_CHECKPOINT)

@@ -202,6 +202,7 @@ def test_a_token_from_the_future_is_refused():
 
 
 def test_staleness_is_measured_over_tokens():
+    """T131: every step reports the lag of what it trains, and a batch is one optimizer step."""
     old, new = group([1.0, 0.0], version=1, id="a"), group([1.0, 0.0], version=3, id="b")
     batch = build([old, new], version=4)
     count = old.sampled_tokens, new.sampled_tokens
@@ -383,6 +384,21 @@ def test_ranks_take_disjoint_shares_of_equal_count():
     assert sum(micro.filler for share in shares for micro in share) == 2
     with pytest.raises(BatchError, match="cannot be shared by 3 ranks"):
         batch.shard(0, 3)
+
+
+@pytest.mark.parametrize("end", [[2], [2, 2], [2, 2, 2]])
+def test_an_end_token_that_is_also_the_padding_token_is_trained_like_any_other(end):
+    """T43: the mask says what was sampled; no token id does, neither 0 nor the end of a turn."""
+    first, second = Episode("env", "t", "g", 0), Episode("env", "t", "g", 0)
+    for log, reward in ((first, 1.0), (second, 0.0)):
+        log.add_prompt([2, 0])
+        ids = [5, 6, *end, 0]
+        log.add_sampled(ids, [-1.0] * len(ids), [0] * len(ids), "stop").reward = reward
+        log.finish(EpisodeStatus.COMPLETED)
+    batch = build([Group("g", "env", "t", [first, second])])
+    (micro,) = batch.micro_batches
+    assert micro.padded(64).labels.tolist()[:-1].count(-100) == 63 - 2 * (3 + len(end))
+    assert micro.targets.tolist() == 2 * [5, 6, *end, 0]
 
 
 def test_padding_adds_a_row_that_trains_nothing():
