@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -62,6 +63,28 @@ def _write_or_cut_back(descriptor: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size)
         raise
+
+
+def require_whole_safetensors(file: Path) -> None:
+    """Compare a file's size with what its header promises; the tensors themselves are not read.
+
+    Raises:
+        ValueError: It is cut off, or no safetensors file.
+        OSError: It cannot be read.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > size:
+            raise ValueError(f"{file.name} is cut off or no safetensors file")
+        header = json.loads(stream.read(length))
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+        expected = 8 + length + max(ends, default=0)
+    except (AttributeError, KeyError, TypeError, IndexError):
+        raise ValueError(f"{file.name} is no safetensors file") from None
+    if size != expected:
+        raise ValueError(f"{file.name} has {size} bytes instead of {expected}")
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -206,8 +206,9 @@ class ChildProcess:
 
     def death(self) -> ChildDied:
         """Return the error that tells of its end."""
-        last = self.tail(1)
-        said = f"its last line was {last[0][:300]!r}; " if last else "it said nothing; "
+        last = self.tail(50)
+        told = [line for line in last if line.startswith("error:")]  # warnings may follow it
+        said = f"its last line was {(told or last)[-1][:300]!r}; " if last else "it said nothing; "
         return ChildDied(self.name, self.exit_code, hint=f"{said}see {self.log}")
 
     async def _end(self, grace_s: float) -> None:

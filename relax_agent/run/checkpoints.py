@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from relax_agent.errors import ResumeError
-from relax_agent.files import replace_file
+from relax_agent.files import replace_file, require_whole_safetensors
 
 STATE_FILE = "conductor.json"
 
@@ -68,9 +67,9 @@ class Checkpoints:
             return None
         try:
             for file in sorted(paths[-1].glob("*.safetensors")):
-                _require_whole(file)
+                require_whole_safetensors(file)
             return Checkpoint(paths[-1], _read_progress(paths[-1] / STATE_FILE))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             older = paths[-2].name if len(paths) > 1 else None
             instead = f"to go on from {older}" if older else "to begin again"
             raise ResumeError(
@@ -101,22 +100,3 @@ def _read_progress(file: Path) -> Progress:
         return Progress(int(state["step"]), int(state["version"]), dict(state["extra"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file.name} cannot be read ({error!r})") from None
-
-
-def _require_whole(file: Path) -> None:
-    """Compare a file's size with what its header promises; weights themselves are not read."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > size:
-            raise ValueError(f"{file.name} is cut off or no safetensors file")
-        header = json.loads(stream.read(length))
-    expected = 8 + length + max(_ends(header), default=0)
-    if size != expected:
-        raise ValueError(f"{file.name} has {size} bytes instead of {expected}")
-
-
-def _ends(header: dict[str, Any]) -> Iterator[int]:
-    for name, entry in header.items():
-        if name != "__metadata__":
-            yield int(entry["data_offsets"][1])

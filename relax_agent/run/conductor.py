@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -56,20 +57,33 @@ async def conduct(
     monitor.phase("starting engines and trainer")
     async with (
         supervise(folder.logs) as children,
-        start_services(recipe, folder, model, children) as services,
+        start_services(recipe, folder, model.path, children) as services,
     ):
         conductor = Conductor(recipe, folder, services, monitor, model)
         async with contextlib.aclosing(conductor):
             return await conductor.run(checkpoint)
 
 
-async def _find_model(recipe: Recipe) -> Path:
+@dataclass(frozen=True)
+class Model:
+    """What a run knows of its model without loading it."""
+
+    path: Path
+    renderer: Renderer
+    has_experts: bool
+    """Whether tokens have routes."""
+
+
+async def _find_model(recipe: Recipe) -> Model:
     texts = []
     if recipe.model.tiny is not None:
         async with env_maker(recipe)() as env:
             texts = await environment_texts(env, find_expert(env))
     # Not asyncio's own threads: those are waited for at the end, and a model takes seconds.
-    return await THREADS.run(partial(resolve_model, recipe.model, recipe.runs / ".models", texts))
+    work = recipe.runs / ".models"
+    path = await THREADS.run(partial(resolve_model, recipe.model, work, texts))
+    routes = read_model_facts(path).routes
+    return Model(path, load_renderer(path, recipe.renderer), routes is not None)
 
 
 class Conductor:
@@ -81,10 +95,10 @@ class Conductor:
         folder: RunFolder,
         services: Services,
         monitor: RunMonitor,
-        model: Path,
+        model: Model,
     ) -> None:
         self.recipe, self.folder, self.services, self.monitor = recipe, folder, services, monitor
-        self.renderer: Renderer = load_renderer(model, recipe.renderer)
+        self.model = model
         self.fleet = Fleet(services.engines)
         self.tool_watch = ToolWatch(services.toolset, monitor.message)
         make_env = env_maker(recipe, services.toolset)
@@ -98,7 +112,7 @@ class Conductor:
         self.queue = LocalQueue(
             folder.queue, recipe.queue, groups_per_step=recipe.rollout.groups_per_step
         )
-        self.has_experts = read_model_facts(model).routes is not None
+        self.replays_routes = model.has_experts and recipe.trainer.routing_replay
 
     async def aclose(self) -> None:
         """Let go of environments and the queue."""
@@ -148,7 +162,7 @@ class Conductor:
         expert = require_expert(self.env, noise=settings.noise, seed=seed)
         files = await play(
             settings,
-            self._runner(lambda: ExpertSource(expert, self.renderer)),
+            self._runner(lambda: ExpertSource(expert, self.model.renderer)),
             self.folder.path / "warm_start",
             self.monitor,
             tasks=self.tasks.sample_order(seed),
@@ -171,13 +185,13 @@ class Conductor:
             paused=self.fleet.paused_s,
         )
         return EpisodeRunner(
-            source or self.fleet, self.renderer, self.envs, options, env_id=self.recipe.env.id
+            source or self.fleet, self.model.renderer, self.envs, options, env_id=self.recipe.env.id
         )
 
     async def _train(self, loop: TrainingLoop) -> None:
         """Run the producer and the training loop side by side until the last step is done."""
         groups = GroupRunner(
-            self._runner(return_routes=self.has_experts and self.recipe.trainer.routing_replay),
+            self._runner(return_routes=self.replays_routes),
             size=self.recipe.rollout.group_size,
             keep_equal_rewards=self.recipe.rollout.keep_equal_rewards,
         )
@@ -214,7 +228,7 @@ class Conductor:
             self.recipe.goal,
             greedy_before=loop.progress.extra.get("greedy_before"),
             greedy_after=greedy_after,
-            replay=self.has_experts and self.recipe.trainer.routing_replay,
+            replay=self.replays_routes,
         )
 
     async def evaluate(self, step: int) -> float:

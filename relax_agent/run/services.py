@@ -17,7 +17,7 @@ from pathlib import Path
 
 from relax_agent.engines.client import EngineClient
 from relax_agent.engines.launch import engine_command, engine_ports, make_client, wait_ready
-from relax_agent.errors import ToolError
+from relax_agent.errors import ConfigError, ToolError
 from relax_agent.processes import ChildProcess, Supervisor
 from relax_agent.queue.waiting import first_cause
 from relax_agent.run.folder import RunFolder
@@ -62,6 +62,20 @@ async def start_services(
         yield Services(engines.result(), trainer.result(), remote)
 
 
+async def connect_tools(url: str, token_env: str | None) -> RemoteToolset:
+    """Connect to a tool server that runs somewhere already.
+
+    Raises:
+        ConfigError: There is none, it refuses us, or the variable with the token is not set.
+    """
+    token = os.environ.get(token_env) if token_env else None
+    if token_env and not token:
+        raise ConfigError(
+            f"tools.token_env: the variable {token_env} is not set", hint=f"export {token_env}=…"
+        )
+    return await RemoteToolset.connect(url, token=token)
+
+
 def _close_or_abandon(
     trainer: TrainerProcess,
 ) -> Callable[[object, BaseException | None, object], Coroutine[None, None, None]]:
@@ -77,8 +91,7 @@ async def _start_tools(
     settings: ToolsSettings, folder: RunFolder, children: Supervisor
 ) -> RemoteToolset | None:
     if settings.url is not None:
-        token = os.environ.get(settings.token_env) if settings.token_env else None
-        return await RemoteToolset.connect(settings.url, token=token)
+        return await connect_tools(settings.url, settings.token_env)
     if settings.serve is None:
         return None
     token, port_file = secrets.token_urlsafe(24), folder.logs / "tools.port"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from relax_agent.engines.folder import read_model_facts
 from relax_agent.engines.launch import HOST, engine_ports, sglang_python
 from relax_agent.errors import (
     ChildDied,
@@ -29,7 +29,7 @@ from relax_agent.errors import (
     ResumeError,
     RunFailed,
 )
-from relax_agent.files import NO_ROOM, storage_error
+from relax_agent.files import NO_ROOM, require_whole_safetensors, storage_error
 from relax_agent.models import resolve_model
 from relax_agent.monitor import RunMonitor
 from relax_agent.run.checkpoints import Checkpoint
@@ -38,6 +38,7 @@ from relax_agent.run.environment import env_maker, require_expert, require_tasks
 from relax_agent.run.folder import RunFolder
 from relax_agent.run.goal import Outcome
 from relax_agent.run.recipe import Recipe
+from relax_agent.run.services import connect_tools
 
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -78,21 +79,28 @@ def check(recipe: Recipe) -> None:
         RelaxError: Something is, such as a missing model or a port in use.
     """
     if recipe.model.path is not None:
-        resolve_model(recipe.model, recipe.runs)
+        _check_model(resolve_model(recipe.model, recipe.runs))
     if recipe.engine.kind == "sglang":
         sglang_python(recipe.engine)
     if recipe.engine.port is not None:
         for port in engine_ports(recipe.engine):
             _require_free(port)
-    variable = recipe.tools.token_env
-    if variable is not None and not os.environ.get(variable):
-        raise ConfigError(
-            f"tools.token_env: the variable {variable} is not set", hint=f"export {variable}=…"
-        )
-    asyncio.run(_check_env(recipe))
+    asyncio.run(_check_env_and_tools(recipe))
 
 
-async def _check_env(recipe: Recipe) -> None:
+def _check_model(folder: Path) -> None:
+    read_model_facts(folder)
+    for file in folder.glob("*.safetensors"):
+        try:
+            require_whole_safetensors(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the model in {folder} is damaged: {error}") from None
+
+
+async def _check_env_and_tools(recipe: Recipe) -> None:
+    if recipe.tools.url is not None:
+        async with await connect_tools(recipe.tools.url, recipe.tools.token_env):
+            pass
     warm_start = recipe.trainer.warm_start
     async with env_maker(recipe)() as env:
         require_tasks(env)
@@ -124,8 +132,8 @@ def _go(recipe: Recipe, folder: RunFolder, resumed: bool, quiet: bool) -> dict[s
     try:
         with _told_as_one_error():
             outcome = asyncio.run(_watched(recipe, folder, checkpoint, resumed, quiet))
-    except RelaxError:
-        if not quiet:
+    except RelaxError as error:
+        if not quiet and not isinstance(error, ConfigError):
             print(f"to go on with this run: --resume {folder.path}", file=sys.stderr)
         raise
     result = {"step": recipe.steps, **outcome.to_json()}

@@ -179,7 +179,7 @@ def load_model(folder: Path, dtype: str) -> Any:
             folder, dtype=getattr(torch, dtype), local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ConfigError(f"cannot load {folder}: {error}") from error
+        raise ConfigError(f"cannot load {folder}: {' '.join(str(error).split())}") from error
     for parameter in model.parameters():
         # Own memory instead of the mapped file, which somebody may write again.
         parameter.data = parameter.data.clone()
