@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def _run() -> int:
 
 
 def _command() -> int:
-    import click
+    import typer
 
     from relax_agent.cli.app import app
     from relax_agent.errors import RelaxError
@@ -47,11 +48,23 @@ def _command() -> int:
         return int(app(standalone_mode=False) or 0)
     except RelaxError as error:
         return _fail(str(error), error.exit_code)
-    except click.exceptions.Abort:
+    except typer.Abort:
         raise KeyboardInterrupt from None
-    except click.ClickException as error:
+    except Exception as error:
+        if not isinstance(error, _usage_error()):
+            raise
         error.show()
-        return error.exit_code
+        return int(error.exit_code)
+
+
+def _usage_error() -> Any:
+    """Return the base of all errors in the use of a command.
+
+    Typer brings a copy of click from some version on, so ``click.ClickException`` may be another.
+    """
+    import typer
+
+    return next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class _Terminated(BaseException):

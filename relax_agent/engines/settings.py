@@ -47,7 +47,12 @@ class EngineSettings(BaseModel):
     @model_validator(mode="after")
     def _no_option_is_ignored(self) -> Self:
         if self.kind == "embedded":
-            given = self.model_fields_set & {"python", "device", "extra_args"}
+            only = ("python", "device", "extra_args")
+            given = [name for name in only if getattr(self, name) != self._default(name)]
             if given:
-                raise ValueError(f"{', '.join(sorted(given))}: only for engine.kind=sglang")
+                raise ValueError(f"{', '.join(given)}: only for engine.kind=sglang")
         return self
+
+    @classmethod
+    def _default(cls, name: str) -> object:
+        return cls.model_fields[name].default
