@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from relax_agent import cli
 from relax_agent.run.recipe import dump_recipe, load_recipe
 

@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 
 import yaml
+
 from relax_agent.envs import play
 from relax_agent.run.recipe import parse_recipe
 
