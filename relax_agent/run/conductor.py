@@ -237,7 +237,7 @@ class Conductor:
         tasks = list(self.tasks.ids("eval"))[: self.recipe.eval.tasks]
         report = await evaluate(tasks, self._runner(temperature=0.0), name=f"eval-{step}")
         self.tool_watch.look("an evaluation")
-        _require_episodes(report)
+        require_episodes(report)
         self.monitor.on_eval(step, report.success, reward=report.reward)
         lines = [episode_line(episode, step=step) for episode in report.episodes]
         await asyncio.to_thread(write_lines, self.folder.eval_episodes(step), lines)
@@ -253,7 +253,7 @@ class Conductor:
             self.monitor.show_before_after(*chosen)
 
 
-def _require_episodes(report: EvalReport) -> None:
+def require_episodes(report: EvalReport) -> None:
     """Raise if an evaluation has measured nothing."""
     if report.failures == report.tasks:
         last = report.episodes[-1]

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +50,12 @@ async def start_services(
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.TaskGroup() as group:
-                toolset = group.create_task(_start_tools(recipe.tools, folder, children))
+                toolset = group.create_task(_start_tools(recipe.tools, folder, children, stack))
                 engines = group.create_task(_start_engines(recipe, model, children, stack))
-                trainer = group.create_task(_start_trainer(recipe, model, children))
+                trainer = group.create_task(_start_trainer(recipe, model, children, stack))
         except BaseExceptionGroup as failures:
             raise first_cause(failures) from None
-        stack.push_async_exit(_close_or_abandon(trainer.result()))
-        remote = toolset.result()
-        if remote is not None:
-            stack.push_async_callback(remote.close)
-        yield Services(engines.result(), trainer.result(), remote)
+        yield Services(engines.result(), trainer.result(), toolset.result())
 
 
 async def connect_tools(url: str, token_env: str | None) -> RemoteToolset:
@@ -76,27 +72,25 @@ async def connect_tools(url: str, token_env: str | None) -> RemoteToolset:
     return await RemoteToolset.connect(url, token=token)
 
 
-def _close_or_abandon(
-    trainer: TrainerProcess,
-) -> Callable[[object, BaseException | None, object], Coroutine[None, None, None]]:
-    """Return an exit that lets the trainer finish what it is doing only if the run went well."""
-
-    async def leave(kind: object, error: BaseException | None, trace: object) -> None:
-        await (trainer.close() if error is None else trainer.abandon())
-
-    return leave
-
-
 async def _start_tools(
-    settings: ToolsSettings, folder: RunFolder, children: Supervisor
+    settings: ToolsSettings,
+    folder: RunFolder,
+    children: Supervisor,
+    stack: contextlib.AsyncExitStack,
 ) -> RemoteToolset | None:
     if settings.url is not None:
-        return await connect_tools(settings.url, settings.token_env)
-    if settings.serve is None:
+        toolset = await connect_tools(settings.url, settings.token_env)
+    elif settings.serve is not None:
+        toolset = await _serve_tools(settings.serve, folder, children)
+    else:
         return None
+    return await stack.enter_async_context(toolset)
+
+
+async def _serve_tools(module: str, folder: RunFolder, children: Supervisor) -> RemoteToolset:
     token, port_file = secrets.token_urlsafe(24), folder.logs / "tools.port"
     port_file.unlink(missing_ok=True)
-    argv = [sys.executable, "-m", "relax_agent.tools.server", settings.serve]
+    argv = [sys.executable, "-m", "relax_agent.tools.server", module]
     argv += ["--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)]
     argv += ["--token-env", TOOLS_TOKEN]
     child = await children.start("tools", argv, env={TOOLS_TOKEN: token})
@@ -123,29 +117,38 @@ async def _start_engines(
 ) -> list[EngineClient]:
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_start_engine(recipe, model, children, f"engine-{index}", port))
-            for index, port in enumerate(engine_ports(recipe.engine))
+            group.create_task(_start_engine(recipe, model, children, stack, number, port))
+            for number, port in enumerate(engine_ports(recipe.engine))
         ]
-    clients = [task.result() for task in tasks]
-    for client in clients:
-        stack.push_async_callback(client.close)
-    return clients
+    return [task.result() for task in tasks]
 
 
 async def _start_engine(
-    recipe: Recipe, model: Path, children: Supervisor, name: str, port: int
+    recipe: Recipe,
+    model: Path,
+    children: Supervisor,
+    stack: contextlib.AsyncExitStack,
+    number: int,
+    port: int,
 ) -> EngineClient:
+    name = f"engine-{number}"
     token = secrets.token_urlsafe(24)
     command = engine_command(recipe.engine, model, port, token)
     child = await children.start(name, command.argv, env=command.env)
     client = make_client(recipe.engine, model, port, token, name=name)
-    try:
-        await wait_ready(client, child, recipe.engine.start_timeout_s)
-    except BaseException:
-        await client.close()
-        raise
+    await stack.enter_async_context(client)
+    await wait_ready(client, child, recipe.engine.start_timeout_s)
     return client
 
 
-async def _start_trainer(recipe: Recipe, model: Path, children: Supervisor) -> TrainerProcess:
-    return await TrainerProcess.start(children, recipe.trainer, recipe.algorithm, model)
+async def _start_trainer(
+    recipe: Recipe, model: Path, children: Supervisor, stack: contextlib.AsyncExitStack
+) -> TrainerProcess:
+    trainer = await TrainerProcess.start(children, recipe.trainer, recipe.algorithm, model)
+
+    async def leave(kind: object, error: BaseException | None, trace: object) -> None:
+        """Let it finish what it is doing only if the run went well."""
+        await (trainer.close() if error is None else trainer.abandon())
+
+    stack.push_async_exit(leave)
+    return trainer
