@@ -195,7 +195,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         UnknownKeyError: a key does not exist; the message names the nearest one.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except FileNotFoundError:
         raise ConfigError(
             f"there is no recipe at {path}", hint="give the path of a YAML file"
@@ -240,6 +240,22 @@ def _with_default(settings: S, **values: Any) -> S:
 def dump_recipe(recipe: Recipe) -> str:
     """Return the whole resolved recipe as YAML."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def _lay_over(data: dict[str, Any], override: str) -> None:
