@@ -58,6 +58,12 @@ STUBBORN_FAMILY = shell(
 """Ignores SIGTERM, with a child in its group that does so too and one in another session."""
 
 
+@pytest.fixture(autouse=True)
+def own_guardian(monkeypatch):
+    """Other tests of this process may have children, and so a guardian, that outlive a test."""
+    monkeypatch.setattr(processes, "_GUARDIAN", processes._GuardianLink())
+
+
 def guardian_is_off() -> bool:
     return processes._GUARDIAN._process is None
 
