@@ -105,7 +105,8 @@ class TrainingLoop:
         step, every = self.progress.step, self.recipe.eval.every
         due = every and step % every == 0 and 0 < step < self.recipe.steps
         if due and not self.folder.eval_episodes(step).exists():
-            await self.evaluate(step)
+            with self._timeline.part("evaluate"):
+                await self.evaluate(step)
             self.monitor.phase(TRAINING)
 
     def on_group(self, outcome: GroupOutcome) -> None:
@@ -137,8 +138,7 @@ class TrainingLoop:
         if step == self.recipe.steps or step % self.recipe.checkpoint.every == 0:
             with self._timeline.part("checkpoint"):
                 await self.save()
-        with self._timeline.part("evaluate"):
-            await self.evaluate_if_due()
+        await self.evaluate_if_due()
 
     async def _record(self, step: int, groups: list[Group], report: StepReport) -> None:
         with self._timeline.part("record"):
