@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import signal
 import socket
@@ -23,6 +24,7 @@ from relax_agent.errors import (
     ChildDied,
     ConfigError,
     Interrupted,
+    MissingExtraError,
     ProducerFailed,
     QueueError,
     RelaxError,
@@ -78,6 +80,7 @@ def check(recipe: Recipe) -> None:
     Raises:
         RelaxError: Something is, such as a missing model or a port in use.
     """
+    _require_packages(recipe)
     if recipe.model.path is not None:
         _check_model(resolve_model(recipe.model, recipe.runs))
     if recipe.engine.kind == "sglang":
@@ -86,6 +89,15 @@ def check(recipe: Recipe) -> None:
         for port in engine_ports(recipe.engine):
             _require_free(port)
     asyncio.run(_check_env_and_tools(recipe))
+
+
+def _require_packages(recipe: Recipe) -> None:
+    needed = ["torch", "transformers", "renderers", "matplotlib", "tensorboard"]
+    if recipe.trainer.kind == "megatron":
+        needed.append("megatron")
+    for package in needed:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "train")
 
 
 def _check_model(folder: Path) -> None:

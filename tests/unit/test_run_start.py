@@ -13,6 +13,7 @@ from relax_agent.errors import (
     ChildDied,
     ConfigError,
     Interrupted,
+    MissingExtraError,
     NoData,
     ProducerFailed,
     QueueError,
@@ -174,3 +175,14 @@ def test_an_unset_token_is_told_before_anything_starts(tmp_path, monkeypatch):
     tools = {"serve": None, "url": "http://127.0.0.1:1", "token_env": "NO_SUCH_TOKEN"}
     with pytest.raises(ConfigError, match="NO_SUCH_TOKEN is not set"):
         start.check(parsed(tmp_path, tools=tools))
+
+
+def test_a_missing_package_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    real = start.importlib.util.find_spec
+    monkeypatch.setattr(
+        start.importlib.util, "find_spec", lambda name: None if name == "torch" else real(name)
+    )
+    settings = parse_recipe(recipe(runs=str(tmp_path / "runs")), "test")
+    with pytest.raises(MissingExtraError, match=r"torch is not installed.*relax-agent\[train\]"):
+        start.run(settings, quiet=True)
+    assert not (tmp_path / "runs").exists()
