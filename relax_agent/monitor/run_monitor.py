@@ -98,8 +98,8 @@ class RunMonitor:
         self._view.evals.append((step, success))
         self._display.update()
 
-    def on_progress(self, *, in_flight: int) -> None:
-        """Tell how many episodes are being sampled."""
+    def on_progress(self, *, in_flight: int | None) -> None:
+        """Tell how many episodes are being sampled; None if the rollout has ended."""
         self._view.in_flight = in_flight
         self._display.update()
 

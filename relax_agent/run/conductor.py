@@ -215,14 +215,18 @@ class Conductor:
                     task.cancel()
 
     async def _show_progress(self, producer: Producer) -> None:
-        while True:
-            self.monitor.on_progress(in_flight=producer.running_episodes)
-            await asyncio.sleep(_SHOWN_EVERY_S)
+        try:
+            while True:
+                self.monitor.on_progress(in_flight=producer.running_episodes)
+                await asyncio.sleep(_SHOWN_EVERY_S)
+        finally:
+            self.monitor.on_progress(in_flight=None)
 
     async def _finish(self, loop: TrainingLoop) -> Outcome:
         greedy_after = await self.evaluate(self.recipe.steps)
         await self.services.trainer.publish(self.folder.export)
         self._show_before_after()
+        self.monitor.phase("finished")
         return judge(
             read_metrics(self.folder.path / "metrics.jsonl"),
             self.recipe.goal,
