@@ -34,7 +34,8 @@ def _run() -> int:
         return _fail("interrupted by Ctrl-C", 128 + signal.SIGINT)
     except _Terminated:
         return _fail("ended by SIGTERM", 128 + signal.SIGTERM)
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever read our output has gone, as in `… | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 

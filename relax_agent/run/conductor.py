@@ -236,16 +236,28 @@ class Conductor:
         )
 
     async def evaluate(self, step: int) -> float:
-        """Measure greedy success on held-out tasks, record it and keep the episodes."""
+        """Measure greedy success on held-out tasks, record it and keep the episodes.
+
+        What was recorded before the run was interrupted is not measured again.
+        """
+        known = self._recorded_success(step)
+        if known is not None:
+            return known
         self.monitor.phase("evaluating")
         tasks = list(self.tasks.ids("eval"))[: self.recipe.eval.tasks]
         report = await evaluate(tasks, self._runner(temperature=0.0), name=f"eval-{step}")
         self.tool_watch.look("an evaluation")
         require_episodes(report)
-        self.monitor.on_eval(step, report.success, reward=report.reward)
         lines = [episode_line(episode, step=step) for episode in report.episodes]
         await asyncio.to_thread(write_lines, self.folder.eval_episodes(step), lines)
+        self.monitor.on_eval(step, report.success, reward=report.reward)
         return report.success
+
+    def _recorded_success(self, step: int) -> float | None:
+        if not self.folder.eval_episodes(step).exists():
+            return None
+        lines = read_metrics(self.folder.path / "evals.jsonl")
+        return next((line["success"] for line in lines if line["step"] == step), None)
 
     def _show_before_after(self) -> None:
         """Show one held-out task before and after, if possible one that training has solved."""

@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -378,6 +379,15 @@ def test_ctrl_c_and_sigterm(monkeypatch, capsys):
         "Somebody ends the run: Ctrl-C, SIGTERM", relax_agent.cli._run(), capsys.readouterr().err
     )
     assert line == "error: interrupted by Ctrl-C"
+
+
+def test_output_that_nobody_reads_is_no_fault(made):
+    code = "import sys; from relax_agent.cli import main; main()"
+    arguments = [sys.executable, "-c", code, "train", made(), "--dry-run"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 # -- the table -----------------------------------------------------------------------------------

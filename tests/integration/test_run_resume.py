@@ -130,6 +130,8 @@ def test_without_its_newest_checkpoint_a_run_goes_on_from_the_one_before(resumed
     ids = [group_id for each in trained_groups(folder).values() for group_id in each]
     assert len(set(ids)) == len(ids) == 2 * resumed.recipe.rollout.groups_per_step
     assert json.loads(process.out)["steps"] == 2
+    evaluated = [line["step"] for line in lines(folder / "evals.jsonl")]
+    assert evaluated == [0, 2], "the evaluation before step 1 was on record and is not done again"
 
 
 def test_a_run_that_was_interrupted_before_its_first_checkpoint_begins_again(runs, tmp_path):
