@@ -145,7 +145,11 @@ async def serve(kind, models, log):
     facts = read_model_facts(models.base)
     if kind.startswith("scripted"):
         engine = ScriptedEngine(
-            model_path=models.base, route_shape=facts.routes, context_length=facts.context_length
+            model_path=models.base,
+            route_shape=facts.routes,
+            context_length=facts.context_length,
+            # As slow as a real engine: else an answer may end before an update reaches it.
+            step=lambda: asyncio.sleep(0.001),
         )
         if kind == "scripted":
             yield engine, None

@@ -77,7 +77,7 @@ def test_sglang_on_a_gpu_gets_no_cpu_options(model):
     assert "--enable-return-routed-experts" not in argv
 
 
-@pytest.mark.parametrize("option", [{"python": "x"}, {"device": "cpu"}, {"extra_args": ["--y"]}])
+@pytest.mark.parametrize("option", [{"python": "x"}, {"device": "cuda"}, {"extra_args": ["--y"]}])
 def test_options_of_sglang_are_refused_for_the_embedded_engine(option):
     with pytest.raises(ValidationError, match=f"{next(iter(option))}: only for"):
         EngineSettings(kind="embedded", **option)
