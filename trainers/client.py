@@ -104,7 +104,7 @@ class TrainerProcess:
     """All ranks of one trainer, as one. Made by :meth:`start`, ended by :meth:`close`."""
 
     def __init__(
-        self, children: Supervisor, ranks: list[_Rank], meeting: Path, timeout_s: float
+        self, children: Supervisor, ranks: list[_Rank], meeting: Path | None, timeout_s: float
     ) -> None:
         self._children, self._ranks = children, ranks
         self._meeting = meeting
@@ -128,7 +128,9 @@ class TrainerProcess:
             ChildDied: A rank ended.
             TrainerError: A rank was not ready in time.
         """
-        meeting = Path(tempfile.mkdtemp(prefix="relax-agent-ranks-"))
+        meeting = None
+        if settings.ranks > 1:
+            meeting = Path(tempfile.mkdtemp(prefix="relax-agent-ranks-"))
         trainer = cls(children, [], meeting, settings.timeout_s)
         try:
             for rank in range(settings.ranks):
@@ -139,7 +141,7 @@ class TrainerProcess:
                 settings=settings.model_dump(mode="json"),
                 algorithm=algorithm.model_dump(mode="json"),
                 model_path=str(model_path),
-                init_method=(meeting / "store").as_uri(),
+                init_method=None if meeting is None else (meeting / "store").as_uri(),
             )
         except BaseException:
             await trainer._end()
@@ -204,7 +206,8 @@ class TrainerProcess:
 
     async def _end(self) -> None:
         ranks, self._ranks = self._ranks, []
-        shutil.rmtree(self._meeting, ignore_errors=True)
+        if self._meeting is not None:
+            shutil.rmtree(self._meeting, ignore_errors=True)
         for rank in ranks:
             self._children.expect_exit(rank.child)
             rank.hang_up()
