@@ -20,7 +20,7 @@ from relax_agent.envs.registration import (
 )
 from relax_agent.envs.tasks import Split, Task, TaskOrder, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
-from relax_agent.envs.wrappers import TurnLimit
+from relax_agent.envs.wrappers import TimeLimit
 
 __all__ = [
     "Env",
@@ -38,7 +38,7 @@ __all__ = [
     "TaskSet",
     "ToolEnv",
     "Transcript",
-    "TurnLimit",
+    "TimeLimit",
     "Wrapper",
     "WrapperSpec",
     "load_plugins",
@@ -51,4 +51,4 @@ __all__ = [
     "spec",
 ]
 
-register("relax/Calculator-v0", "relax_agent.envs.calculator:CalculatorEnv")
+register("relax/Calculator-v0", "relax_agent.envs.catalog.calculator:CalculatorEnv")

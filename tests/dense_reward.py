@@ -1,7 +1,7 @@
 """An environment for short runs: a model that knows nothing yet gets different rewards too."""
 
 from relax_agent.envs import register
-from relax_agent.envs.calculator import CalculatorEnv
+from relax_agent.envs.catalog.calculator import CalculatorEnv
 from relax_agent.envs.tool_env import Score
 
 

@@ -138,7 +138,7 @@ def test_a_module_that_cannot_be_imported(module, cli, made):
 
 TASKLESS = """
 from relax_agent.envs import TaskSet, register
-from relax_agent.envs.calculator import CalculatorEnv
+from relax_agent.envs.catalog.calculator import CalculatorEnv
 from relax_agent.envs.tasks import Task
 
 @register("test/NothingHeldOut-v0")

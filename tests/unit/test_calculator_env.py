@@ -6,7 +6,7 @@ import random
 import pytest
 
 from relax_agent.envs import make, play
-from relax_agent.envs.calculator import CalculatorExpert, Question, make_tasks
+from relax_agent.envs.catalog.calculator import CalculatorExpert, Question, make_tasks
 from relax_agent.errors import ConfigError
 from relax_agent.messages import ToolCall, assistant
 from relax_agent.models import environment_texts

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from relax_agent.envs import Env, SyncEnv, TurnLimit, Wrapper, make
+from relax_agent.envs import Env, SyncEnv, TimeLimit, Wrapper, make
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.registration import EnvSpec, WrapperSpec
 from relax_agent.envs.threaded import ThreadedEnv
@@ -291,7 +291,7 @@ def test_plain_functions_on_env_itself_work_and_a_mixture_is_refused():
 
 def test_the_turn_limit_truncates_but_not_an_episode_that_ended_by_itself():
     async def ends(length, limit):
-        wrapper = WrapperSpec(TurnLimit, {"max_turns": limit})
+        wrapper = WrapperSpec(TimeLimit, {"max_turns": limit})
         env = make(EnvSpec("test/Any-v0", Dice, {"length": length}, (wrapper,)))
         out = []
         for _ in range(2):

@@ -11,7 +11,7 @@ import pytest
 from relax_agent.envs import (
     Env,
     EnvSpec,
-    TurnLimit,
+    TimeLimit,
     WrapperSpec,
     make,
     pprint_registry,
@@ -91,7 +91,7 @@ def test_an_unknown_id_names_the_nearest():
 
 
 def test_a_spec_goes_to_json_and_rebuilds_the_environment():
-    wrapper = WrapperSpec("relax_agent.envs.wrappers:TurnLimit", {"max_turns": 1})
+    wrapper = WrapperSpec("relax_agent.envs.wrappers.limits:TimeLimit", {"max_turns": 1})
     register("test/Echo-v0", Echo, wrappers=[wrapper])
     text = make("test/Echo-v0", word="again").spec.to_json()
     json.loads(text)
@@ -187,9 +187,9 @@ def test_pprint_groups_by_namespace(capsys):
 
 
 def test_the_wrapper_class_itself_may_stand_in_a_spec():
-    chosen = EnvSpec("test/Echo-v0", Echo, {}, (WrapperSpec(TurnLimit, {"max_turns": 3}),))
+    chosen = EnvSpec("test/Echo-v0", Echo, {}, (WrapperSpec(TimeLimit, {"max_turns": 3}),))
     again = EnvSpec.from_json(chosen.to_json())
-    assert again.wrappers[0].entry_point == "relax_agent.envs.wrappers:TurnLimit"
+    assert again.wrappers[0].entry_point == "relax_agent.envs.wrappers.limits:TimeLimit"
     assert make(again).env.max_turns == 3
 
 

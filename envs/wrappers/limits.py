@@ -9,7 +9,7 @@ from relax_agent.errors import ConfigError
 from relax_agent.messages import AssistantMessage, Observation
 
 
-class TurnLimit(Wrapper):
+class TimeLimit(Wrapper):
     """Truncates an episode after ``max_turns`` assistant messages.
 
     ``ToolEnv`` has a limit of its own; this one is for every other environment.

@@ -1,0 +1,1 @@
+"""Ready-made environments: one file each, registered by name, imported when they are made."""

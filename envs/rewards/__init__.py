@@ -1,0 +1,1 @@
+"""Rewards: weighted functions of an episode, and ready-made ones."""

@@ -1,0 +1,1 @@
+"""Media: finding, checking and decoding images, sounds and videos."""

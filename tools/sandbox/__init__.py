@@ -1,0 +1,1 @@
+"""A sandbox for code that a model wrote."""
