@@ -12,6 +12,10 @@ VENV          := .venv
 SGLANG_VENV   := .venv-sglang
 SGLANG_FILES  := relax_agent/engines/sglang_cpu
 TYPING        := build/typing/relax_agent
+# A peer is a library that an adapter is tested against: one pinned venv each, of the same name as
+# its requirements file. `make peers PEERS=gem` builds one, `make test-peers PEERS=gem` tests one.
+PEER_FILES    := tests/peers/requirements
+PEERS         ?= $(filter-out %.no-deps,$(basename $(notdir $(wildcard $(PEER_FILES)/*.txt))))
 RECIPE        := configs/calculator-moe.yaml
 TRAIN         := $(VENV)/bin/relax-agent train $(RECIPE)
 SGLANG        := --set engine.kind=sglang --set weights.kind=disk --set weights.pause=in_place
@@ -24,8 +28,8 @@ SMOKE         := --set eval.tasks=32 --set goal.success_last=null --set goal.suc
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-sglang peers demo demo-sglang smoke smoke-sglang test test-sglang lint format \
-        typing clean
+.PHONY: help venv venv-sglang peers test-peers demo demo-sglang smoke smoke-sglang test test-sglang \
+        lint format typing clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,12 +55,38 @@ $(SGLANG_VENV)/.stamp: constraints.txt $(wildcard $(SGLANG_FILES)/*.txt)
 	    -r $(SGLANG_FILES)/requirements-no-deps.txt
 	@touch $@
 
-peers: build/peers/megatron-0.17.1/.stamp  ## fetch other versions of libraries that tests compare with
+peers: build/peers/megatron-0.17.1/.stamp $(PEERS:%=build/peers/%/.stamp)  ## fetch the libraries that tests compare with
+
+test-peers: $(PEERS:%=test-peers-%)  ## run each adapter's tests in the venv of its library
 
 build/peers/megatron-0.17.1/.stamp: $(VENV)/.stamp
 	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) --no-deps --ignore-requires-python \
 	    --upgrade --target $(@D) megatron-core==0.17.1
 	@touch $@
+
+# What a peer drags in and does not need stands in NAME.no-deps.txt, without its dependencies.
+# The lock keeps `make -j` from building this package twice at the same time.
+build/peers/%/.stamp: $(PEER_FILES)/%.txt $(PEER_FILES)/%.no-deps.txt build/peers/base.txt
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q $(PIP_ARGS) --no-compile \
+	    -c constraints.txt -r build/peers/base.txt -r $<
+	@! test -s $(word 2,$^) || $(@D)/bin/python -m pip install -q $(PIP_ARGS) --no-compile \
+	    --no-deps -r $(word 2,$^)
+	@flock build/peers $(@D)/bin/python -m pip install -q $(PIP_ARGS) --no-deps -e .
+	@touch $@
+
+# Most peers need no such file.
+$(PEER_FILES)/%.no-deps.txt: ;
+
+# What this package needs itself, so that pip settles it together with what the peer needs.
+build/peers/base.txt: pyproject.toml constraints.txt
+	@mkdir -p $(@D)
+	@$(PYTHON) -c 'import tomllib; \
+	    print("pytest>=8", *tomllib.load(open("$<", "rb"))["project"]["dependencies"], sep="\n")' > $@
+
+.PHONY: $(PEERS:%=test-peers-%)
+$(PEERS:%=test-peers-%): test-peers-%: build/peers/%/.stamp
+	$(<D)/bin/python -m pytest tests/peers/test_$(subst .,_,$(subst -,_,$*)).py $(PYTEST_ARGS)
 
 demo: $(VENV)/.stamp  ## train a small mixture-of-experts model to use a calculator
 	$(TRAIN) $(ARGS)
