@@ -4,6 +4,11 @@ A :class:`TaskSet` has a ``train`` and an ``eval`` split that share no id. The o
 training visits tasks is a pure function of (seed, position): every pass over the split is one
 permutation, and a run that goes on at position ``n`` sees what it would have seen. ``fingerprint``
 changes with any task, so a checkpoint can refuse other data.
+
+Tasks come from Python or from data (:mod:`relax_agent.envs.task_sources`). Those from data are
+built when they are looked up, so that a set over a hundred thousand pictures keeps none of them in
+memory. A set may also know nothing but ids (:meth:`TaskSet.of_ids`): that is what stands beside an
+environment which runs in another process and keeps its answers there.
 """
 
 from __future__ import annotations
@@ -12,38 +17,95 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from relax_agent.errors import ConfigError, EnvError
-from relax_agent.messages import Part, parts
+from relax_agent.messages import Message, Part, parts
+from relax_agent.threads import THREADS
 
 Split: TypeAlias = Literal["train", "eval"]
 SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One row of data. Only ``id`` leaves the environment's side by itself."""
+class _Secrets:
+    """What only the environment may see. No dataclass fields: ``asdict`` and ``repr`` skip them."""
+
+    __slots__ = ("answer", "data")
+    answer: Any
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task(_Secrets):
+    """One row of data. Only ``id`` leaves the environment's side by itself.
+
+    Neither ``repr`` nor ``dataclasses.asdict`` shows ``answer`` or ``data``.
+    """
 
     id: str
     prompt: str | tuple[Part, ...] = ""
     """What the model is asked, as text or content parts."""
-    answer: Any = field(default=None, repr=False)
+    answer: InitVar[Any] = None
     """The gold answer; never in a message, never printed with the task."""
-    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    data: InitVar[Mapping[str, Any] | None] = None
     """Whatever else the environment needs to know."""
+    messages: tuple[Message, ...] = ()
+    """The conversation that poses the task, where one user message does not say it all.
+
+    ``prompt`` is then the content of its last user message.
+    """
+
+    def __post_init__(self, answer: Any, data: Mapping[str, Any] | None) -> None:
+        object.__setattr__(self, "answer", answer)
+        object.__setattr__(self, "data", {} if data is None else data)
+        if not isinstance(self.prompt, str):
+            object.__setattr__(self, "prompt", parts(self.prompt))
+
+    def to_messages(self) -> list[Message]:
+        """Return the messages that pose the task."""
+        return list(self.messages) or [Message("user", parts(self.prompt))]
+
+    def _state(self) -> tuple[Any, ...]:
+        return self.id, self.prompt, self.answer, self.data, self.messages
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and self._state() == other._state()
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Task, self._state()
+
+
+# As defaults of the constructor they became class attributes, which would hide the two slots.
+del Task.answer, Task.data
+
+
+class LazyTask(Protocol):
+    """A task that is built when it is looked up."""
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+
+    def load(self) -> Task:
+        """Build the task; reads its media."""
 
 
 class TaskSet:
     """All tasks of an environment, in two splits."""
 
-    def __init__(self, train: Iterable[Task], eval: Iterable[Task] = ()) -> None:
-        self._tasks: dict[str, Task] = {}
+    def __init__(
+        self, train: Iterable[Task | LazyTask] = (), eval: Iterable[Task | LazyTask] = ()
+    ) -> None:
+        self._tasks: dict[str, Task | LazyTask | None] = {}
         self._ids = {"train": self._add(train), "eval": self._add(eval)}
+        self._fingerprint: str | None = None
 
-    def _add(self, tasks: Iterable[Task]) -> tuple[str, ...]:
+    def _add(self, tasks: Iterable[Task | LazyTask]) -> tuple[str, ...]:
         ids = []
         for task in tasks:
             if task.id in self._tasks:
@@ -51,6 +113,20 @@ class TaskSet:
             self._tasks[task.id] = task
             ids.append(task.id)
         return tuple(ids)
+
+    @classmethod
+    def of_ids(
+        cls, train: Iterable[str], eval: Iterable[str] = (), fingerprint: str = ""
+    ) -> TaskSet:
+        """Return a set that knows ids and nothing else, for an environment in another process.
+
+        Order, splits and fingerprint are as in the set that it stands for; looking a task up is
+        an error, since prompt and answer stay with the environment.
+        """
+        known = cls(map(Task, train), map(Task, eval))
+        known._tasks = dict.fromkeys(known._tasks)
+        known._fingerprint = fingerprint
+        return known
 
     @classmethod
     def split(cls, tasks: Iterable[Task], *, eval_share: float) -> TaskSet:
@@ -71,21 +147,42 @@ class TaskSet:
             _read_jsonl(Path(train), "train"), _read_jsonl(Path(eval), "eval") if eval else ()
         )
 
+    @property
+    def ids_only(self) -> bool:
+        """Whether this set knows ids only, see :meth:`of_ids`."""
+        return any(task is None for task in self._tasks.values())
+
     def __len__(self) -> int:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self._tasks.values())
+        return map(self.__getitem__, self._tasks)
 
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._tasks
 
-    def __getitem__(self, task_id: str) -> Task:
+    def _find(self, task_id: str) -> Task | LazyTask:
         if task_id not in self._tasks:
             raise EnvError(
                 f"there is no task {task_id!r}", hint=f"e.g. {next(iter(self._tasks), '')!r}"
             )
-        return self._tasks[task_id]
+        task = self._tasks[task_id]
+        if task is None:
+            raise EnvError(
+                f"only the id of task {task_id!r} is known here: the rest stays with its"
+                " environment, in another process",
+                hint="reset(options={'task': id}) poses it there",
+            )
+        return task
+
+    def __getitem__(self, task_id: str) -> Task:
+        task = self._find(task_id)
+        return task if isinstance(task, Task) else task.load()
+
+    async def fetch(self, task_id: str) -> Task:
+        """Look a task up without blocking the event loop while its media are read."""
+        task = self._find(task_id)
+        return task if isinstance(task, Task) else await THREADS.run(task.load)
 
     def __repr__(self) -> str:
         return f"TaskSet(train={len(self._ids['train'])}, eval={len(self._ids['eval'])})"
@@ -102,10 +199,15 @@ class TaskSet:
 
     def fingerprint(self) -> str:
         """Return a hash of every task's id, prompt, answer and data, in order."""
+        if self._fingerprint is None:
+            self._fingerprint = self._compute_fingerprint()
+        return self._fingerprint
+
+    def _compute_fingerprint(self) -> str:
         digest = hashlib.sha256()
         for split in SPLITS:
             for task_id in self._ids[split]:
-                task = self._tasks[task_id]
+                task = self[task_id]
                 row = [split, task.id, repr(parts(task.prompt)), task.answer, dict(task.data)]
                 digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
         return digest.hexdigest()[:16]

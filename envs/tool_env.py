@@ -35,7 +35,6 @@ from relax_agent.messages import (
     Message,
     Observation,
     ToolCall,
-    parts,
     system,
 )
 from relax_agent.threads import THREADS
@@ -146,7 +145,7 @@ class ToolEnv(Env, ABC):
 
     def first_messages(self, task: Task) -> list[Message]:
         """Return the messages that pose the task; the system prompt is put before them."""
-        return [Message("user", parts(task.prompt))]
+        return task.to_messages()
 
     @abstractmethod
     def score(self, task: Task, transcript: Transcript) -> float | Score | Awaitable[float | Score]:
@@ -162,7 +161,7 @@ class ToolEnv(Env, ABC):
             options: ``task`` (an id) or ``split`` (``train`` or ``eval``, to choose from).
         """
         self.seed_rng(seed)
-        self.task = self._choose(dict(options or {}))
+        self.task = await self.tasks.fetch(self._choose(dict(options or {})))
         messages = self.first_messages(self.task)
         if self.system_prompt:
             messages = [system(self.system_prompt), *messages]
@@ -170,16 +169,16 @@ class ToolEnv(Env, ABC):
         self._running, self._turn = True, 0
         return list(messages), {"task": self.task.id}
 
-    def _choose(self, options: dict[str, Any]) -> Task:
+    def _choose(self, options: dict[str, Any]) -> str:
         task_id, split = options.pop("task", None), options.pop("split", "train")
         if options:
             raise EnvError(f"unknown reset option {next(iter(options))!r}", hint="task or split")
         if task_id is not None:
-            return self.tasks[task_id]
+            return task_id
         ids = self.tasks.ids(split)
         if not ids:
             raise EnvError(f"{type(self).__name__} has no tasks in its {split} split")
-        return self.tasks[self.rng.choice(ids)]
+        return self.rng.choice(ids)
 
     async def step(self, action: AssistantMessage) -> StepResult:
         """Run the message's tool calls, or end the episode with its answer."""

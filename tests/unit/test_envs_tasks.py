@@ -1,6 +1,10 @@
 """Tasks: splits that share nothing, an order that resumes, answers that do not leak."""
 
+import dataclasses
 import itertools
+import json
+import pickle
+import pprint
 
 import pytest
 from hypothesis import given
@@ -98,3 +102,52 @@ def test_tasks_from_jsonl(tmp_path):
         TaskSet.from_jsonl(path)
     with pytest.raises(ConfigError, match="cannot read tasks"):
         TaskSet.from_jsonl(tmp_path / "none.jsonl")
+
+
+HIDING = [
+    repr,
+    str,
+    dataclasses.asdict,
+    dataclasses.astuple,
+    pprint.pformat,
+    lambda task: json.dumps(dataclasses.asdict(task)),
+    lambda task: json.dumps(task, default=str),
+    lambda task: f"{task} {task!r}",
+]
+
+
+@pytest.mark.parametrize("show", HIDING)
+def test_nothing_that_prints_or_saves_a_task_shows_what_is_the_environments(show):
+    task = Task("a", "2+2?", answer="secret", data={"tests": "secret"})
+    assert "2+2?" in str(show(task))
+    assert "secret" not in str(show(task))
+    with pytest.raises((TypeError, AttributeError)):
+        vars(task)
+
+
+def test_a_copied_replaced_or_pickled_task_keeps_its_answer():
+    task = Task("a", "2+2?", answer="4", data={"level": 1})
+    assert pickle.loads(pickle.dumps(task)) == task
+    other = dataclasses.replace(task, prompt="what is 2+2?")
+    assert (other.answer, other.data, other.prompt) == ("4", {"level": 1}, "what is 2+2?")
+    assert other != task
+    assert Task("a", "2+2?", answer="5", data={"level": 1}) != task
+
+
+def test_a_set_of_ids_orders_as_the_set_it_stands_for_and_has_no_answers():
+    real = TaskSet(numbered(5), numbered(2, "e"))
+    known = TaskSet.of_ids(real.ids(), real.ids("eval"), real.fingerprint())
+    assert known.ids_only
+    assert not real.ids_only
+    assert known.fingerprint() == real.fingerprint()
+    assert take(known.sample_order(3), 12) == take(real.sample_order(3), 12)
+    assert "t3" in known
+    assert (len(known), repr(known)) == (7, repr(real))
+    with pytest.raises(EnvError, match=r"only the id of task 't3' is known here.*another process"):
+        known["t3"]
+    with pytest.raises(EnvError, match="only the id"):
+        next(iter(known))
+    with pytest.raises(EnvError, match="there is no task 'x'"):
+        known["x"]
+    with pytest.raises(ConfigError, match="two tasks have the id 'a'"):
+        TaskSet.of_ids(["a"], ["a"])
