@@ -59,18 +59,29 @@ class _GuardianLink:
 
     async def forget(self, token: str) -> None:
         """Strike a child off the list; the guardian ends with the last one."""
-        process = None
+        process = self._strike(token)
+        if process is not None:
+            await asyncio.to_thread(process.wait, _KILL_LIMIT_S)
+
+    def forget_blocking(self, token: str) -> None:
+        """Do the same where no event loop runs: in the thread that keeps a linked process."""
+        process = self._strike(token)
+        if process is not None:
+            process.wait(_KILL_LIMIT_S)
+
+    def _strike(self, token: str) -> subprocess.Popen[bytes] | None:
+        """Return the guardian if that was the last child: told to end, and to be waited for."""
         with self._lock:
             if self._children.pop(token, None) is None or self._process is None:
-                return
+                return None
             with contextlib.suppress(OSError):
                 self._tell(token, -1)
-            if not self._children:
-                process, self._process = self._process, None
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            await asyncio.to_thread(process.wait, _KILL_LIMIT_S)
+            if self._children:
+                return None
+            process, self._process = self._process, None
+        assert process.stdin is not None
+        process.stdin.close()
+        return process
 
     def _tell(self, token: str, group: int) -> None:
         lines = {token: group}
@@ -90,6 +101,7 @@ class _GuardianLink:
 
 
 _GUARDIAN = _GuardianLink()
+"""Of this process; :mod:`relax_agent.links` names its children to it as well."""
 
 
 class ChildProcess:
@@ -140,7 +152,7 @@ class ChildProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=_environment(env, token),
+                    env=child_environment(env, token),
                     cwd=cwd,
                     pass_fds=tuple(pass_fds),
                     start_new_session=True,
@@ -363,7 +375,8 @@ def _open_log(log: Path) -> BinaryIO:
         raise StorageError(f"cannot write the log {log}: {error.strerror}") from error
 
 
-def _environment(extra: Mapping[str, str] | None, token: str) -> dict[str, str]:
+def child_environment(extra: Mapping[str, str] | None, token: str) -> dict[str, str]:
+    """Return this process's variables, those on top, and the token that finds descendants."""
     outer = os.environ.get(guardian.COOKIE)
     cookie = f"{outer}/{token}" if outer else token
     return {**os.environ, **(extra or {}), guardian.COOKIE: cookie}
