@@ -1,11 +1,8 @@
 """A child process that answers requests, and that can be killed while it answers.
 
 Code that may hang or crash (an environment, a reward, somebody's program) runs in a process of its
-own, at the other end of a socket pair that the child inherits. A frame is
-
-    4 bytes: length of the header | header: JSON with "id", "body" and "blobs": [sizes] | the blobs
-
-so plain data travels as JSON, bytes as they are, and nothing is ever unpickled. Requests carry a
+own, at the other end of a socket pair that the child inherits. Requests and replies are frames
+(:mod:`relax_agent.frames`): plain data as JSON, bytes as they are, nothing pickled. They carry a
 number; several may be under way at once, and :func:`serve_link` answers each in a task of its own.
 
     link = LinkedProcess.start("rewards", [sys.executable, "-m", "my_package.worker"])
@@ -22,79 +19,55 @@ What the parent can rely on:
 * The link belongs to no event loop: start it before there is one, use it from one
   ``asyncio.run`` after the other (but from one at a time).
 
-Each child has a daemon thread that keeps the end of its output, sees it end, kills what it left
-behind and reaps it. So no zombie stays, even if nobody asks. When the parent dies, the child reads
-end-of-file and ends; one that does not is ended by the guardian (:mod:`relax_agent.guardian`).
+Each child has a keeper (:mod:`relax_agent.keeper`), so no zombie stays, even if nobody asks. When
+the parent dies, the child reads end-of-file and ends; one that does not is ended by the guardian
+(:mod:`relax_agent.guardian`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-import inspect
 import itertools
-import json
-import os
 import select
-import signal
 import socket
-import struct
-import subprocess
-import threading
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
-from relax_agent import errors, guardian
-from relax_agent.errors import ChildDied, ConfigError, RelaxError, ToolError, ToolErrorKind
-from relax_agent.processes import _GUARDIAN, child_environment
+from relax_agent.errors import ChildDied, RelaxError
+from relax_agent.frames import CHUNK, FrameError, Frames, Header, error_from_json, pack
+from relax_agent.keeper import KeptChild
+from relax_agent.link_server import LINK_FD, READY, Handler, serve_link
 from relax_agent.threads import THREADS
 
-Header: TypeAlias = dict[str, Any]
-Reply: TypeAlias = tuple[Header, list[bytes]]
-Handler: TypeAlias = Callable[[Header, list[bytes]], Awaitable[tuple[Header, Sequence[bytes]]]]
-Step: TypeAlias = Callable[[], Any]
-"""Something to do once; may be a coroutine function."""
+__all__ = ["Handler", "Header", "LinkedProcess", "Reply", "serve_link"]
 
-LINK_FD = "RELAX_AGENT_LINK"
-"""The environment variable with the number of the child's socket. In ``argv``, ``{link_fd}``
-stands for the same number, for a program that clears the environment on the way.
-"""
-MAX_HEADER_BYTES = 32 << 20
-MAX_BLOB_BYTES = 1 << 30
-"""Of all blobs of one frame together."""
+Reply: TypeAlias = tuple[Header, list[bytes]]
 _START_LIMIT_S = 60.0
 _GRACE_S = 5.0
 _KILL_LIMIT_S = 10.0
-_TAIL_BYTES = 64 << 10
-_CHUNK = 1 << 18
-_POLL_MS = 100
-"""How often to look for a child's end where the system cannot tell of it."""
-_READY = 0
-"""The number of the child's first word, which answers no request."""
-
-
-class FrameError(RelaxError):
-    """What came over a link is no frame, or a frame is too large."""
+_LINGER_S = 1.0
+"""How long a child may live on after it has closed its end of the link."""
 
 
 class LinkedProcess:
     """A child that answers requests; see the module's promises. Made by :meth:`start`."""
 
-    def __init__(self, child: _Child, ours: socket.socket, failure: type[RelaxError]) -> None:
+    def __init__(self, child: KeptChild, ours: socket.socket, failure: type[RelaxError]) -> None:
         self._child = child
         self._socket = ours
         self._failure = failure
         self._frames = Frames()
-        self._numbers = itertools.count(_READY + 1)
+        self._numbers = itertools.count(READY + 1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent: list[memoryview] = []
         self._reason: str | None = None
+        self._closed_by_child = False
         self.hello: Header = {}
         """What the child's ``setup`` returned."""
 
@@ -149,10 +122,10 @@ class LinkedProcess:
         pass_fds: Sequence[int] = (),
         failure: type[RelaxError] = RelaxError,
     ) -> LinkedProcess:
-        """Do what :meth:`start` does without blocking the event loop. Cancelling kills the child."""
+        """Do what :meth:`start` does without blocking the event loop; cancelling kills."""
         link = await THREADS.run(partial(cls._spawn, name, argv, env, cwd, pass_fds, failure))
         try:
-            link.hello, _ = await link._wait_for(_READY, b"", start_timeout_s, "not ready")
+            link.hello, _ = await link._wait_for(READY, b"", start_timeout_s, "was not ready")
         except BaseException:
             link.abandon()
             raise
@@ -174,7 +147,7 @@ class LinkedProcess:
             words = [word.replace("{link_fd}", number) for word in argv]
             variables = {"PYTHONUNBUFFERED": "1", **(env or {}), LINK_FD: number}
             try:
-                child = _Child(name, words, variables, cwd, [theirs.fileno(), *pass_fds])
+                child = KeptChild(name, words, variables, cwd, [theirs.fileno(), *pass_fds])
             except BaseException:
                 ours.close()
                 raise
@@ -184,19 +157,24 @@ class LinkedProcess:
     def _read_hello(self, deadline: float, limit_s: float) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        while True:
+        while not self._closed_by_child:
             left = deadline - time.monotonic()
             if left <= 0:
-                self.kill(words := f"not ready within {limit_s:g} s")
-                raise self._failure(f"{self.name} was {words}", hint=self._child.last_words())
+                self.kill(words := f"it was not ready within {limit_s:g} s")
+                raise self._failure(f"{self.name}: {words}", hint=self._child.last_words())
             # In slices: somebody else may hold the dead child's end open.
             poll.poll(1000 * min(left, 0.25))
             ended = self._child.ended.done()
-            for header, _ in self._received():
-                self.hello = _opened(header, self._failure)
-                return
+            try:
+                for header, _ in self._received():
+                    self.hello = _opened(header, self._failure)
+                    return
+            except FrameError as error:
+                raise self._failure(f"{self.name} sent what is no frame: {error}") from None
             if ended:
-                raise self._death()
+                break
+        futures.wait([self._child.ended], _LINGER_S)
+        raise self._death()
 
     # -- use ----------------------------------------------------------------------------------
 
@@ -211,12 +189,15 @@ class LinkedProcess:
             timeout_s: Seconds until the child is killed and ``failure`` raised.
 
         Raises:
-            FrameError: The request is too large or not JSON; nothing was sent.
             ChildDied: The child ended by itself, before or meanwhile.
-            RelaxError: What the child's handler raised.
+            RelaxError: What the child's handler raised; ``failure`` if the request is too large
+                or no JSON, and nothing was sent.
         """
         number = next(self._numbers)
-        frame = pack({"id": number, "body": header}, blobs)
+        try:
+            frame = pack({"id": number, "body": header}, blobs)
+        except FrameError as error:
+            raise self._failure(f"{self.name}: this request cannot be sent: {error}") from None
         return await self._wait_for(number, frame, timeout_s, "did not answer")
 
     async def _wait_for(
@@ -241,7 +222,8 @@ class LinkedProcess:
                 f"{self.name} {words}, and was killed", hint=self._child.last_words()
             ) from None
         finally:
-            self._pending.pop(number, None)
+            if self._pending.pop(number, None) is future and future.done():
+                future.cancelled() or future.exception()  # seen, whoever was cancelled meanwhile
             if not self._pending:
                 self._detach()
 
@@ -252,7 +234,7 @@ class LinkedProcess:
                 raise RelaxError(f"{self.name} is in use by another event loop")
             self._pending.clear()
             self._unsent.clear()
-        if self._child.ended.done() or self._socket.fileno() < 0:
+        if self._child.ended.done() or self._closed_by_child or self._socket.fileno() < 0:
             raise self._death()
         future = self._pending[number] = loop.create_future()
         if self._loop is not loop:
@@ -260,7 +242,7 @@ class LinkedProcess:
             loop.add_reader(self._socket, self._read)
             self._child.on_end = partial(self._tell_end, loop)
         if self._child.ended.done():  # between the look and the telling
-            self._fail_all(self._death())
+            self._fail_all()
         return future
 
     def _detach(self) -> None:
@@ -288,7 +270,7 @@ class LinkedProcess:
 
     def _write_more(self) -> None:
         try:
-            sent = self._socket.send(self._unsent[0][:_CHUNK])
+            sent = self._socket.send(self._unsent[0][:CHUNK])
         except BlockingIOError:
             return
         except OSError:
@@ -307,20 +289,23 @@ class LinkedProcess:
             for header, blobs in frames:
                 self._take(header, blobs)
         except FrameError as error:
-            self.kill(f"it sent what is no frame ({error.message})")
-            self._fail_all(self._failure(f"{self.name} sent what is no frame: {error.message}"))
+            self.kill(f"it sent what is no frame ({error})")
+            self._fail_all()
 
     def _received(self) -> Iterator[tuple[Header, list[bytes]]]:
         try:
-            data = self._socket.recv(_CHUNK)
+            data = self._socket.recv(CHUNK)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if data:
             yield from self._frames.feed(data)
-        elif self._loop is not None:  # end-of-file: the child's end is told by its thread
-            self._loop.remove_reader(self._socket)
+        else:  # end-of-file: the child's end is told by its keeper, if it ends
+            self._closed_by_child = True
+            if self._loop is not None:
+                self._loop.remove_reader(self._socket)
+                self._loop.call_later(_LINGER_S, self._give_up)
 
     def _take(self, header: Header, blobs: list[bytes]) -> None:
         future = self._pending.get(header["id"])
@@ -344,18 +329,24 @@ class LinkedProcess:
             self._read()
             if self._frames.taken == before:
                 break
-        self._fail_all(self._death())
+        self._fail_all()
 
-    def _fail_all(self, error: RelaxError) -> None:
+    def _give_up(self) -> None:
+        """End a child that lives on without a link."""
+        if not self._child.ended.done():
+            self.kill("it closed its link, and was killed")
+            self._fail_all()
+
+    def _fail_all(self) -> None:
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(self._death())
 
     def _death(self) -> RelaxError:
         if self._reason is not None:
             return self._failure(f"{self.name} is gone: {self._reason}", hint="start another one")
         if not self._child.ended.done():
-            return self._failure(f"{self.name} closed its link", hint=self._child.last_words())
+            return self._failure(f"{self.name} has closed its link", hint=self._child.last_words())
         return ChildDied(self.name, self.exit_code, hint=self._child.last_words())
 
     @property
@@ -420,8 +411,9 @@ class LinkedProcess:
             self._child.kill()
             raise
         finally:
-            if not self._pending:
-                self._socket.close()
+            self._fail_all()
+            self._detach()
+            self._socket.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -438,285 +430,10 @@ class LinkedProcess:
         return f"<LinkedProcess {self.name} {self.pid}{'' if self.alive else ' (ended)'}>"
 
 
-class _Child:
-    """The process, and the daemon thread that keeps its output and sees it end."""
-
-    def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path | str | None,
-        pass_fds: Sequence[int],
-    ) -> None:
-        self.name = name
-        self.on_end: Callable[[], None] | None = None
-        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.ended.set_running_or_notify_cancel()  # so that nobody who waits can cancel it
-        self._output = bytearray()
-        self._token = uuid.uuid4().hex
-        self._signals = threading.Lock()
-        self._exited = False
-        _GUARDIAN.watch(self._token)
-        try:
-            self._process = self._popen(argv, env, cwd, pass_fds)
-        except BaseException:
-            _GUARDIAN.forget_blocking(self._token)
-            raise
-        self.pid = self._process.pid
-        _GUARDIAN.watch(self._token, self.pid)
-        self._thread = threading.Thread(target=self._keep, name=f"relax-keep-{name}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._end()
-            raise
-
-    def _popen(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path | str | None,
-        pass_fds: Sequence[int],
-    ) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=child_environment(env, self._token),
-                cwd=cwd,
-                pass_fds=tuple(pass_fds),
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"{self.name}: cannot start {argv[0]}: {error.strerror or error}",
-                hint="check the program's path and that its file may be executed",
-            ) from error
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
-
-    def kill(self) -> None:
-        """Send SIGKILL to the process group; what left the group is found by the thread."""
-        with self._signals:
-            if not self._exited:  # the id stays taken until the thread has reaped the process
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-
-    async def wait(self, limit_s: float) -> bool:
-        """Wait for the end, strays included; return whether it came."""
-        if not self.ended.done():
-            await asyncio.wait({asyncio.wrap_future(self.ended)}, timeout=limit_s)
-        return self.ended.done()
-
-    def tail(self, count: int) -> list[str]:
-        text = bytes(self._output[-_TAIL_BYTES:]).decode("utf-8", "replace")
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return lines[-count:] if count else []
-
-    def last_words(self) -> str:
-        """Return what its output ends with, for a message."""
-        last = self.tail(1)
-        return f"its last line was {last[0][:300]!r}" if last else "it said nothing"
-
-    # -- the thread ---------------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        try:
-            self._drain_until_exit()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        """Kill what is left, reap, and tell."""
-        with contextlib.suppress(OSError):
-            guardian.send(signal.SIGKILL, self.pid, self._token)
-        with self._signals:
-            self._exited = True
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self.ended.set_result(None)
-        tell = self.on_end
-        if tell is not None:
-            tell()
-        _GUARDIAN.forget_blocking(self._token)
-
-    def _drain_until_exit(self) -> None:
-        assert self._process.stdout is not None
-        output = self._process.stdout.fileno()
-        os.set_blocking(output, False)
-        exit_fd = _pidfd(self.pid)
-        poll = select.poll()
-        poll.register(output, select.POLLIN)
-        if exit_fd is not None:
-            poll.register(exit_fd, select.POLLIN)
-        try:
-            while not self._has_exited():
-                ready = {fd for fd, _ in poll.poll(None if exit_fd is not None else _POLL_MS)}
-                if output in ready and not self._drain(output):
-                    poll.unregister(output)
-            self._drain(output, most=_TAIL_BYTES)
-        finally:
-            if exit_fd is not None:
-                os.close(exit_fd)
-
-    def _has_exited(self) -> bool:
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # it stays a zombie, and its id ours
-        return os.waitid(os.P_PID, self.pid, options) is not None
-
-    def _drain(self, output: int, most: int = 1) -> bool:
-        """Take what was written, up to about ``most`` bytes; return whether more may come."""
-        while most > 0:
-            try:
-                data = os.read(output, _TAIL_BYTES)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            most -= len(data)
-            self._output += data
-            if len(self._output) > 2 * _TAIL_BYTES:
-                del self._output[:-_TAIL_BYTES]
-        return True
-
-
-def _pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends; None where there is none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
-
-
 def _readable(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
-
-
-# -- frames -----------------------------------------------------------------------------------
-
-
-def pack(header: Header, blobs: Iterable[bytes] = ()) -> bytes:
-    """Return one frame.
-
-    Raises:
-        FrameError: It is too large, or the header is not JSON.
-    """
-    blobs = list(blobs)
-    sizes = [len(blob) for blob in blobs]
-    try:
-        text = json.dumps({**header, "blobs": sizes}, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FrameError(f"not JSON: {error}", hint="send plain data, and bytes as blobs") from None
-    _check_size("header", len(text), MAX_HEADER_BYTES)
-    _check_size("blobs", sum(sizes), MAX_BLOB_BYTES)
-    return b"".join([struct.pack(">I", len(text)), text, *blobs])
-
-
-class Frames:
-    """Cuts a stream of bytes into frames. Whatever is wrong with them is a FrameError."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._header: Header | None = None
-        self._missing = 4
-        self.taken = 0
-        """Bytes fed so far."""
-
-    def feed(self, data: bytes) -> Iterator[tuple[Header, list[bytes]]]:
-        """Take bytes in; yield every frame that is whole by now."""
-        self._bytes += data
-        self.taken += len(data)
-        while len(self._bytes) >= self._missing:
-            if self._missing == 4:
-                (size,) = struct.unpack_from(">I", self._bytes)
-                _check_size("header", size, MAX_HEADER_BYTES)
-                self._missing = 4 + size
-                if not size:
-                    raise FrameError("a header is empty")
-            elif self._header is None:
-                self._header = _read_header(bytes(self._bytes[4 : self._missing]))
-                del self._bytes[: self._missing]
-                self._missing = sum(self._header["blobs"])
-            if self._header is not None and len(self._bytes) >= self._missing:
-                yield self._finish(self._header)
-
-    def _finish(self, header: Header) -> tuple[Header, list[bytes]]:
-        blobs, start = [], 0
-        for size in header.pop("blobs"):
-            blobs.append(bytes(self._bytes[start : start + size]))
-            start += size
-        del self._bytes[:start]
-        self._header, self._missing = None, 4
-        return header, blobs
-
-
-def _read_header(text: bytes) -> Header:
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"a header is not JSON: {error}") from None
-    if not isinstance(header, dict) or not isinstance(header.get("id"), int):
-        raise FrameError("a header is not an object with an id")
-    sizes = header.get("blobs")
-    if not isinstance(sizes, list) or not all(type(s) is int and s >= 0 for s in sizes):
-        raise FrameError("a header does not say how large its blobs are")
-    _check_size("blobs", sum(sizes), MAX_BLOB_BYTES)
-    return header
-
-
-def _check_size(what: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise FrameError(f"the {what} of a frame: {size:,} of at most {limit:,} bytes")
-
-
-# -- errors that travel -----------------------------------------------------------------------
-
-
-def error_to_json(error: BaseException) -> Header:
-    """Return an error as plain data."""
-    if not isinstance(error, RelaxError):
-        return {"type": type(error).__name__, "message": describe(error)}
-    data: Header = {"type": type(error).__name__, "message": error.message}
-    if error.hint is not None:
-        data["hint"] = error.hint
-    if isinstance(error, ToolError):
-        data["kind"] = error.kind.value
-    return data
-
-
-def error_from_json(data: object, failure: type[RelaxError] = RelaxError) -> RelaxError:
-    """Return the error that :func:`error_to_json` told of: one of this project's, or ``failure``."""
-    if not isinstance(data, dict):
-        return failure("an error that cannot be read")
-    kind = getattr(errors, str(data.get("type")), None)
-    if not (isinstance(kind, type) and issubclass(kind, RelaxError)):
-        kind = failure
-    error: RelaxError = kind.__new__(kind)  # some take other arguments than the two that travel
-    hint = data.get("hint")
-    RelaxError.__init__(
-        error, str(data.get("message", "")), hint=None if hint is None else str(hint)
-    )
-    if isinstance(error, ToolError):
-        known = data.get("kind") in set(ToolErrorKind)
-        error.kind = ToolErrorKind(data["kind"]) if known else ToolErrorKind.CRASHED
-    return error
-
-
-def describe(error: BaseException) -> str:
-    """Tell an exception in one line, even if it cannot tell itself."""
-    try:
-        words = " ".join(str(error).split())
-    except Exception:
-        words = "(no message)"
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def _opened(header: Header, failure: type[RelaxError]) -> Header:
@@ -726,97 +443,3 @@ def _opened(header: Header, failure: type[RelaxError]) -> Header:
     if not isinstance(body, dict):
         raise failure("a reply has no body")
     return body
-
-
-# -- the child's side -------------------------------------------------------------------------
-
-
-def serve_link(
-    handler: Handler,
-    *,
-    setup: Step | None = None,
-    teardown: Step | None = None,
-    fd: int | None = None,
-) -> None:
-    """Answer the parent's requests until it closes the link; to be called by the child's program.
-
-    Args:
-        handler: Gets the header and the blobs of a request and returns those of the reply. Each
-            request is a task of its own; what it raises is raised where the request was made.
-        setup: Called once before the first request; while it runs the child is not ready. It may
-            return a dict, which the parent finds as ``link.hello``.
-        teardown: Called once after the last request.
-        fd: The number of the socket; by default what the environment says.
-
-    Raises:
-        ConfigError: The process was not started by :class:`LinkedProcess`.
-    """
-    if fd is None:
-        text = os.environ.pop(LINK_FD, "")
-        if not text.isdigit():
-            raise ConfigError("there is no link to serve", hint="LinkedProcess.start starts this")
-        fd = int(text)
-    os.set_inheritable(fd, False)  # what the child starts must not keep the link open
-    with socket.socket(fileno=fd) as connection:
-        connection.setblocking(False)
-        asyncio.run(_Server(connection, handler).serve(setup, teardown))
-
-
-class _Server:
-    def __init__(self, connection: socket.socket, handler: Handler) -> None:
-        self._socket = connection
-        self._handler = handler
-        self._sending = asyncio.Lock()
-        self._loop: asyncio.AbstractEventLoop
-
-    async def serve(self, setup: Step | None, teardown: Step | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        with contextlib.suppress(ConnectionError):  # the parent is gone
-            if await self._begin(setup):
-                try:
-                    await self._answer_all()
-                finally:
-                    await _do(teardown)
-
-    async def _begin(self, setup: Step | None) -> bool:
-        try:
-            hello = await _do(setup)
-            frame = pack({"id": _READY, "body": hello if isinstance(hello, dict) else {}})
-        except (Exception, SystemExit) as error:
-            await self._send(pack({"id": _READY, "error": error_to_json(error)}))
-            return False
-        await self._send(frame)
-        return True
-
-    async def _answer_all(self) -> None:
-        frames = Frames()
-        tasks: set[asyncio.Task[None]] = set()
-        try:
-            while data := await self._loop.sock_recv(self._socket, _CHUNK):
-                for header, blobs in frames.feed(data):
-                    task = asyncio.create_task(self._answer(header, blobs))
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
-        finally:
-            for task in list(tasks):
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _answer(self, header: Header, blobs: list[bytes]) -> None:
-        number = header["id"]
-        try:
-            body, reply = await self._handler(header.get("body") or {}, blobs)
-            frame = pack({"id": number, "body": body}, reply)
-        except (Exception, SystemExit) as error:
-            frame = pack({"id": number, "error": error_to_json(error)})
-        with contextlib.suppress(ConnectionError):
-            await self._send(frame)
-
-    async def _send(self, frame: bytes) -> None:
-        async with self._sending:
-            await self._loop.sock_sendall(self._socket, frame)
-
-
-async def _do(step: Step | None) -> Any:
-    value = None if step is None else step()
-    return await value if inspect.isawaitable(value) else value

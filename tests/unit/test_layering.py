@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OUTER = ("envs", "tools", "trainers")
 FLOORS = [
-    "errors messages episode media pages timeline processes guardian threads files importing",
+    "errors messages episode media pages timeline processes guardian threads files importing "
+    "frames keeper links link_server",
     "tools",
     "envs",
     "rendering engines queue weights models",
@@ -22,7 +23,8 @@ FLOORS = [
 FLOOR = {part: number for number, parts in enumerate(FLOORS, 1) for part in parts.split()}
 HEAVY = {"torch", "transformers", "ray", "openai", "gymnasium", "fastapi", "uvicorn"}
 LIGHT = {"errors", "messages", "episode", "media", "pages", "timeline"} | {
-    "processes", "guardian", "threads", "files", "importing", "tools", "envs",
+    "processes", "guardian", "threads", "files", "importing", "frames", "keeper",
+    "links", "link_server", "tools", "envs",
 }  # fmt: skip
 
 
