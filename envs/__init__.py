@@ -6,10 +6,12 @@ when they are made.
 """
 
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv, Wrapper
-from relax_agent.envs.policies import Play, RandomPolicy, ScriptedPolicy, play
+from relax_agent.envs.playing import Play, PlayLimits, play
+from relax_agent.envs.policies import Policy, RandomPolicy, ScriptedPolicy
 from relax_agent.envs.registration import (
     EnvSpec,
     WrapperSpec,
+    load_module_envs,
     load_plugins,
     make,
     make_async,
@@ -27,6 +29,8 @@ __all__ = [
     "EnvSpec",
     "Info",
     "Play",
+    "PlayLimits",
+    "Policy",
     "RandomPolicy",
     "Score",
     "ScriptedPolicy",
@@ -41,6 +45,7 @@ __all__ = [
     "TimeLimit",
     "Wrapper",
     "WrapperSpec",
+    "load_module_envs",
     "load_plugins",
     "make",
     "make_async",

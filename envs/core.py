@@ -11,25 +11,63 @@ travels; the environment looks the task up, gold answer included, on its own sid
 comes from ``self.rng``, which ``reset`` seeds, never from a global generator: two environments
 with equal seeds give the same, however they are interleaved.
 
-An author who prefers plain ``def reset`` and ``def step`` derives from :class:`SyncEnv`; ``make``
-runs such an environment in a thread of its own (:mod:`relax_agent.envs.threaded`).
+An author may write plain ``def`` functions, all of them or some: ``make`` runs those in a thread
+of the environment's own (:mod:`relax_agent.envs.threaded`), and the ``async def`` ones in the
+event loop. :class:`SyncEnv` is the base class whose own functions are plain as well.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
+from collections.abc import Coroutine, Generator, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
+from relax_agent.envs.specs import EnvSpec, WrapperSpec
 from relax_agent.messages import AssistantMessage, Observation
 from relax_agent.tools import AnyToolset, Toolset
 
 if TYPE_CHECKING:
-    from relax_agent.envs.registration import EnvSpec
     from relax_agent.envs.tasks import TaskSet
+    from relax_agent.envs.tool_env import Transcript
 
 Info: TypeAlias = dict[str, Any]
 StepResult: TypeAlias = tuple[Observation, float, bool, bool, Info]
+T = TypeVar("T")
+
+
+class _Given(Coroutine[Any, Any, T], Generic[T]):
+    """A result that is there already: it may be awaited, or unpacked without.
+
+    So ``super().reset(seed=seed)`` means the same in a plain ``def reset`` as
+    ``await super().reset(seed=seed)`` does in an ``async def``.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._value
+        yield  # makes this a generator
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._value)  # type: ignore[call-overload,no-any-return]
+
+    def send(self, value: Any) -> NoReturn:
+        """End at once with the result."""
+        raise StopIteration(self._value)
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> NoReturn:
+        """Raise what is thrown in."""
+        raise kind if value is None else value
+
+    def close(self) -> None:
+        """Do nothing: nothing runs."""
 
 
 class _Base:
@@ -55,13 +93,21 @@ class _Base:
         if seed is not None:
             self._rng = random.Random(seed)
 
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment, without wrappers."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{'' if self.spec is None else f' {self.spec.id}'}>"
+
 
 class Env(_Base):
     """One environment. ``reset`` and ``step`` are for the author to write."""
 
-    async def reset(
+    def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
+    ) -> Coroutine[Any, Any, tuple[Observation, Info]]:
         """Begin an episode and return its first messages.
 
         Args:
@@ -69,19 +115,24 @@ class Env(_Base):
             options: ``{"task": task_id}`` chooses the task.
         """
         self.seed_rng(seed)
-        return [], {}
+        return _Given(([], {}))
 
     async def step(self, action: AssistantMessage) -> StepResult:
         """Take one assistant message; return (observation, reward, terminated, truncated, info)."""
         raise TypeError(f"{type(self).__name__} does not define step()")
 
-    async def close(self) -> None:
+    def close(self) -> Coroutine[Any, Any, None]:
         """Give back what the environment holds. May be called twice."""
+        return _Given(None)
 
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost environment, without wrappers."""
-        return self
+    async def score_group(self, task_id: str, members: Sequence[Transcript]) -> list[float]:
+        """Return what is added to each member's reward once all episodes of a group have ended.
+
+        Args:
+            task_id: The task that all members worked on.
+            members: One conversation per episode.
+        """
+        return [0.0] * len(members)
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,9 +144,6 @@ class Env(_Base):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}{'' if self.spec is None else f' {self.spec.id}'}>"
 
 
 class SyncEnv(_Base):
@@ -115,15 +163,79 @@ class SyncEnv(_Base):
     def close(self) -> None:
         """Give back what the environment holds. May be called twice."""
 
+    def score_group(self, task_id: str, members: Sequence[Transcript]) -> list[float]:
+        """Return what is added to each member's reward; see :meth:`Env.score_group`."""
+        return [0.0] * len(members)
+
+
+CALLS = ("reset", "step", "close", "score_group")
+"""What a driver calls on an environment."""
+
+
+@functools.lru_cache(maxsize=512)
+def plain_calls(kind: type) -> frozenset[str]:
+    """Which of :data:`CALLS` an author wrote as plain functions; they run in a thread."""
+    return frozenset(
+        name
+        for name in CALLS
+        if getattr(kind, name, None) is not getattr(Env, name)
+        and not inspect.iscoroutinefunction(getattr(kind, name, None))
+    )
+
 
 class Wrapper(Env):
-    """An environment around another one; by itself it changes nothing."""
+    """An environment around another one; by itself it changes nothing.
+
+    ``tools``, ``tasks``, ``spec`` and ``rng`` are the inner environment's, whenever they are
+    asked for. A wrapper that has other tools sets ``self.tools``, or overrides the property. The
+    constructor's arguments are noted by the class itself, so that ``spec`` rebuilds wrappers too.
+    """
+
+    env: Env
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
+    _own_tools: AnyToolset | None = None
+    _own_tasks: TaskSet | None = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the constructor's arguments."""
+        self = super().__new__(cls)
+        self._given = (args, kwargs)
+        return self
 
     def __init__(self, env: Env) -> None:
+        if plain_calls(type(env)):  # a plain environment, wrapped by hand
+            from relax_agent.envs.threaded import ThreadedEnv
+
+            inner = env
+            env = ThreadedEnv(lambda: inner)
         self.env = env
-        self.tools = env.tools
-        self.tasks = env.tasks
-        self.spec = env.spec
+
+    @property
+    def tools(self) -> AnyToolset:  # type: ignore[override]
+        """What the model may call, as of now."""
+        return self.env.tools if self._own_tools is None else self._own_tools
+
+    @tools.setter
+    def tools(self, value: AnyToolset) -> None:
+        self._own_tools = value
+
+    @property
+    def tasks(self) -> TaskSet | None:  # type: ignore[override]
+        """What the episodes are about."""
+        return self.env.tasks if self._own_tasks is None else self._own_tasks
+
+    @tasks.setter
+    def tasks(self, value: TaskSet | None) -> None:
+        self._own_tasks = value
+
+    @property
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]
+        """The inner environment's spec with this wrapper added; None if there is none."""
+        inner = self.env.spec
+        own = None if inner is None else self.wrapper_spec()
+        if inner is None or own is None:
+            return inner
+        return replace(inner, wrappers=(*inner.wrappers, own))
 
     @property
     def rng(self) -> random.Random:
@@ -134,6 +246,14 @@ class Wrapper(Env):
     def unwrapped(self) -> Any:
         """The innermost environment, without wrappers."""
         return self.env.unwrapped
+
+    def seed_rng(self, seed: int | None) -> None:
+        """Seed the inner environment's generator."""
+        self.env.seed_rng(seed)
+
+    def wrapper_spec(self) -> WrapperSpec | None:
+        """Describe this wrapper and its arguments; None for one that ``make`` adds by itself."""
+        return WrapperSpec(type(self), _named(type(self), *self._given))
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -149,5 +269,26 @@ class Wrapper(Env):
         """Close the inner environment."""
         await self.env.close()
 
+    async def score_group(self, task_id: str, members: Sequence[Transcript]) -> list[float]:
+        """Ask the inner environment."""
+        return await self.env.score_group(task_id, members)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"
+
+
+def _named(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a wrapper's arguments by name, the environment left out."""
+    bound = inspect.signature(kind.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+    out: dict[str, Any] = {}
+    for name, value in list(bound.arguments.items())[2:]:
+        shape = bound.signature.parameters[name].kind
+        if shape is inspect.Parameter.VAR_KEYWORD:
+            out |= value
+        else:
+            nameless = shape in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.POSITIONAL_ONLY,
+            )
+            out[f"*{name}" if nameless else name] = value
+    return out

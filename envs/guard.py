@@ -24,6 +24,9 @@ class Guard(Wrapper):
         self._running = False
         self._closed = False
 
+    def wrapper_spec(self) -> None:
+        """A guard is no part of a spec: ``make`` puts one around every environment."""
+
     @property
     def label(self) -> str:
         """The environment's id, or its class."""

@@ -1,34 +1,125 @@
-"""Policies that are not models: scripts, random play, and the loop that lets one play.
+"""Policies that are not models: scripts and random play.
 
-A :class:`ScriptedPolicy` sees what a model would see, the messages and the tools' schemas, and
-returns an assistant message. Experts for a warm start, baselines and tests are written this way.
+A :class:`Policy` sees what a model would see, the messages and the tools' schemas, and returns an
+assistant message. Experts for a warm start, baselines, tests, people at a keyboard and models
+behind an API are all policies; :func:`relax_agent.envs.play` lets one play an episode.
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from relax_agent.envs.core import Env
-from relax_agent.messages import AssistantMessage, Message, Rewrite, ToolCall, assistant
+from relax_agent.envs.arguments import random_arguments
+from relax_agent.errors import ConfigError, PolicyError
+from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant
+
+Reply: TypeAlias = str | AssistantMessage | ToolCall | Sequence[ToolCall]
+"""What a script may say in one turn: text, calls of tools, or the whole message."""
+Schemas: TypeAlias = list[dict[str, Any]]
+Script: TypeAlias = Sequence[Reply] | Callable[[list[Message], Schemas], Reply | Awaitable[Reply]]
 
 
-class ScriptedPolicy(Protocol):
+@runtime_checkable
+class Policy(Protocol):
     """Anything that answers messages with an assistant message."""
 
     def act(
         self, messages: list[Message], tools: list[dict[str, Any]]
     ) -> AssistantMessage | Awaitable[AssistantMessage]:
-        """Return the next assistant message; may be ``async def``."""
+        """Return the next assistant message.
+
+        A plain function runs in the event loop and must not wait for anything; one that waits is
+        ``async def``.
+        """
+
+
+class ScriptedPolicy:
+    """Says what a script says: a list of replies, one a turn, or a function of the conversation.
+
+    A reply is a text, a ``ToolCall``, a list of them, or a whole ``AssistantMessage``; calls
+    without an id get one. A list is played once: asked for more than it has, it raises
+    ``PolicyError`` instead of repeating anything. ``rewind()`` begins it again.
+    """
+
+    def __init__(self, script: Script) -> None:
+        """Take the script.
+
+        Args:
+            script: ``["Hello", ToolCall("look", {}), "Bye"]``, or
+                ``lambda messages, tools: "…"``, which may be ``async``.
+        """
+        if isinstance(script, (str, ToolCall, Message)):
+            raise ConfigError(
+                f"a script is a list of replies, not a {type(script).__name__}",
+                hint="ScriptedPolicy([…])",
+            )
+        self._function = script if callable(script) else None
+        self._replies: list[Reply] = [] if callable(script) else list(script)
+        self._turn = 0
+
+    @property
+    def remaining(self) -> int | None:
+        """Replies that are left; None for a function."""
+        return None if self._function else len(self._replies) - self._turn
+
+    def rewind(self) -> None:
+        """Begin the script again, for another episode."""
+        self._turn = 0
+
+    def act(
+        self, messages: list[Message], tools: list[dict[str, Any]]
+    ) -> AssistantMessage | Awaitable[AssistantMessage]:
+        """Return the next reply as a message."""
+        self._turn += 1
+        if self._function is None:
+            return self._message(self._next())
+        said = self._function(messages, tools)
+        return self._later(said) if inspect.isawaitable(said) else self._message(said)
+
+    async def _later(self, said: Awaitable[Reply]) -> AssistantMessage:
+        return self._message(await said)
+
+    def _next(self) -> Reply:
+        if self._turn > len(self._replies):
+            raise PolicyError(
+                f"the script has {len(self._replies)} replies and was asked for another one",
+                hint="make the script longer, or end the episode sooner",
+            )
+        return self._replies[self._turn - 1]
+
+    def _message(self, reply: Any) -> AssistantMessage:
+        if isinstance(reply, str):
+            return assistant(reply)
+        if isinstance(reply, ToolCall):
+            reply = [reply]
+        if isinstance(reply, (list, tuple)) and all(isinstance(c, ToolCall) for c in reply):
+            reply = assistant(tool_calls=reply)
+        if not isinstance(reply, AssistantMessage):
+            raise PolicyError(
+                f"a script says {reply!r:.80}, a {type(reply).__name__}",
+                hint="a reply is a str, a ToolCall, a list of ToolCall or an AssistantMessage",
+            )
+        calls = tuple(
+            call if call.id else replace(call, id=f"call_{self._turn}_{number}")
+            for number, call in enumerate(reply.tool_calls)
+        )
+        return reply if calls == reply.tool_calls else replace(reply, tool_calls=calls)
 
 
 class RandomPolicy:
-    """Calls random tools with random arguments of the right types, or answers nonsense."""
+    """Calls random tools with random arguments that fit their schemas, or answers nonsense."""
 
     def __init__(self, seed: int = 0, *, call_share: float = 0.7) -> None:
+        """Prepare a policy whose choices follow from ``seed``.
+
+        Args:
+            seed: Equal seeds make equal choices.
+            call_share: How often it calls a tool rather than answer.
+        """
         self._rng = random.Random(seed)
         self._call_share = call_share
 
@@ -37,92 +128,7 @@ class RandomPolicy:
         if not tools or self._rng.random() >= self._call_share:
             return assistant(str(self._rng.randint(-100, 100)))
         function = self._rng.choice(tools)["function"]
-        schema = function["parameters"]
-        arguments = {
-            name: self._value(item, schema.get("$defs", {}))
-            for name, item in schema.get("properties", {}).items()
-        }
-        call = ToolCall(function["name"], arguments, f"call_{len(messages)}")
-        return assistant(tool_calls=[call])
-
-    def _value(self, schema: dict[str, Any], defs: dict[str, Any]) -> Any:
-        if "$ref" in schema:
-            return self._value(defs[schema["$ref"].rpartition("/")[2]], defs)
-        for choices in ("enum", "anyOf"):
-            if schema.get(choices):
-                choice = self._rng.choice(schema[choices])
-                return choice if choices == "enum" else self._value(choice, defs)
-        return self._plain(schema, defs)
-
-    def _plain(self, schema: dict[str, Any], defs: dict[str, Any]) -> Any:
-        kind = schema.get("type")
-        if kind == "integer":
-            return self._rng.randint(-10, 10)
-        if kind == "number":
-            return self._rng.uniform(-10, 10)
-        if kind == "boolean":
-            return self._rng.random() < 0.5
-        if kind == "array":
-            return [
-                self._value(schema.get("items", {}), defs) for _ in range(self._rng.randint(0, 3))
-            ]
-        if kind == "object":
-            items = schema.get("properties", {}).items()
-            return {name: self._value(item, defs) for name, item in items}
-        if kind == "null":
-            return None
-        return f"{self._rng.randint(0, 99)}+{self._rng.randint(0, 99)}"
-
-
-@dataclass(slots=True)
-class Play:
-    """What happened when a policy played one episode."""
-
-    task_id: str | None
-    messages: list[Message] = field(default_factory=list)
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    turns: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-async def play(
-    env: Env,
-    policy: ScriptedPolicy,
-    *,
-    task: str | None = None,
-    seed: int | None = None,
-    max_turns: int = 100,
-) -> Play:
-    """Let a policy play one episode at the level of messages, without a model.
-
-    Args:
-        env: The environment; it stays open.
-        policy: Who answers.
-        task: The task's id; by default the environment chooses.
-        seed: The environment's seed.
-        max_turns: Assistant messages after which the episode is cut off here.
-    """
-    options = None if task is None else {"task": task}
-    observation, info = await env.reset(seed=seed, options=options)
-    record = Play(info.get("task", task))
-    _observe(record, observation)
-    while not (record.terminated or record.truncated):
-        answer = policy.act(list(record.messages), env.tools.schemas())
-        action = await answer if inspect.isawaitable(answer) else answer
-        record.messages.append(action)
-        observation, reward, record.terminated, record.truncated, info = await env.step(action)
-        _observe(record, observation)
-        record.reward += reward
-        record.turns += 1
-        record.truncated = record.truncated or record.turns >= max_turns
-    record.metrics = dict(info.get("metrics", {}))
-    return record
-
-
-def _observe(record: Play, observation: Sequence[Message] | Rewrite) -> None:
-    if isinstance(observation, Rewrite):
-        record.messages = list(observation.messages)
-    else:
-        record.messages.extend(observation)
+        arguments = random_arguments(function.get("parameters") or {}, self._rng)
+        return assistant(
+            tool_calls=[ToolCall(function["name"], arguments, f"call_{len(messages)}")]
+        )

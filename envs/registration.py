@@ -14,19 +14,27 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 import logging
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, overload
 
-from relax_agent.envs.core import Env, SyncEnv, Wrapper
+from relax_agent.envs.core import Env, SyncEnv, Wrapper, plain_calls
 from relax_agent.envs.guard import Guard
-from relax_agent.envs.threaded import ThreadedEnv
+from relax_agent.envs.specs import (
+    EntryPoint,
+    EnvSpec,
+    Isolation,
+    WrapperSpec,
+    check_isolation,
+    label_of,
+    parse_id,
+    require_full_id,
+)
+from relax_agent.envs.threaded import START_TIMEOUT_S, ThreadedEnv
 from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv
 from relax_agent.importing import import_named
 from relax_agent.threads import THREADS
@@ -34,95 +42,12 @@ from relax_agent.threads import THREADS
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "relax_agent.envs"
-_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+?)(?:-v(?P<version>\d+))?")
 C = TypeVar("C", bound=Callable[..., Any])
-EntryPoint = str | Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class WrapperSpec:
-    """A wrapper and its arguments, as a spec names them."""
-
-    entry_point: EntryPoint
-    """``module:Class``, or the class itself."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EnvSpec:
-    """The registered description of an environment. It rebuilds it: ``make(spec)``."""
-
-    id: str
-    """``namespace/Name-v0``."""
-    entry_point: EntryPoint
-    """``module:Class``, or the class itself."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the constructor."""
-    wrappers: tuple[WrapperSpec, ...] = ()
-    """Put around the environment, the first innermost."""
-
-    @property
-    def namespace(self) -> str | None:
-        """What stands before the slash."""
-        return parse_id(self.id)[0]
-
-    @property
-    def name(self) -> str:
-        """The id without namespace and version."""
-        return parse_id(self.id)[1]
-
-    @property
-    def version(self) -> int | None:
-        """The number after ``-v``."""
-        return parse_id(self.id)[2]
-
-    def make(self, **kwargs: Any) -> Env:
-        """Build the environment."""
-        return make(self, **kwargs)
-
-    def to_json(self) -> str:
-        """Return the spec as JSON, or raise ConfigError naming what is not plain data."""
-        data: dict[str, Any] = {
-            "id": self.id,
-            "entry_point": _reference(self.entry_point),
-            "kwargs": dict(self.kwargs),
-            "wrappers": [
-                {"entry_point": _reference(w.entry_point), "kwargs": dict(w.kwargs)}
-                for w in self.wrappers
-            ],
-        }
-        for part in (data, *data["wrappers"]):
-            for key, value in part["kwargs"].items():
-                _require_plain(self.id, key, value)
-        return json.dumps(data)
-
-    @classmethod
-    def from_json(cls, text: str) -> EnvSpec:
-        """Rebuild a spec from :meth:`to_json`."""
-        try:
-            data = json.loads(text)
-            wrappers = tuple(WrapperSpec(**item) for item in data.pop("wrappers", ()))
-            spec = cls(**data, wrappers=wrappers)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"this is not an environment spec: {error}") from error
-        parse_id(spec.id)
-        return spec
 
 
 registry: dict[str, EnvSpec] = {}
 """Every registered environment by id."""
 _loaded_plugins = False
-
-
-def parse_id(env_id: str) -> tuple[str | None, str, int | None]:
-    """Split an id into namespace, name and version."""
-    match = _ID.fullmatch(env_id)
-    if match is None:
-        raise ConfigError(
-            f"{env_id!r} is not an environment id", hint="it looks like namespace/Name-v0"
-        )
-    version = match["version"]
-    return match["namespace"], match["name"], None if version is None else int(version)
 
 
 @overload
@@ -132,6 +57,7 @@ def register(
     *,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[WrapperSpec] = (),
+    isolation: Isolation | None = None,
 ) -> Callable[[C], C]: ...
 @overload
 def register(
@@ -140,6 +66,7 @@ def register(
     *,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[WrapperSpec] = (),
+    isolation: Isolation | None = None,
 ) -> EnvSpec: ...
 def register(
     id: str,
@@ -147,6 +74,7 @@ def register(
     *,
     kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[WrapperSpec] = (),
+    isolation: Isolation | None = None,
 ) -> Any:
     """Register an environment; without an entry point, a decorator for its class.
 
@@ -158,20 +86,23 @@ def register(
         entry_point: ``module:Class``, or anything that returns an environment when called.
         kwargs: Arguments of the constructor; ``make`` may override them.
         wrappers: Put around the environment, the first innermost.
+        isolation: ``"process"`` runs each environment in a process of its own, for code that may
+            hang or crash.
     """
-    parse_id(id)
+    require_full_id(id)
+    check_isolation(isolation)
     if entry_point is None:
 
         def decorate(target: C) -> C:
-            register(id, target, kwargs=kwargs, wrappers=wrappers)
+            register(id, target, kwargs=kwargs, wrappers=wrappers, isolation=isolation)
             return target
 
         return decorate
-    spec = EnvSpec(id, entry_point, dict(kwargs or {}), tuple(wrappers))
+    spec = EnvSpec(id, entry_point, dict(kwargs or {}), tuple(wrappers), isolation)
     known = registry.get(id)
-    if known is not None and _label(known.entry_point) != _label(entry_point):
+    if known is not None and label_of(known.entry_point) != label_of(entry_point):
         raise ConfigError(
-            f"{id} is registered already, as {_label(known.entry_point)}",
+            f"{id} is registered already, as {label_of(known.entry_point)}",
             hint="choose another name or version",
         )
     registry[id] = spec
@@ -193,96 +124,172 @@ def spec(env_id: str) -> EnvSpec:
     return found
 
 
-def make(env: str | EnvSpec, **kwargs: Any) -> Env:
-    """Build an environment from its id or spec.
+def make(
+    env: str | EnvSpec,
+    *,
+    isolation: Isolation | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
+    **kwargs: Any,
+) -> Env:
+    """Build an environment from its id, its spec, or the address it is served at.
 
     Args:
-        env: ``namespace/Name-v0``, or a spec.
-        **kwargs: Arguments of the constructor, over those of the spec.
+        env: ``namespace/Name-v0``, a spec, or ``ws://host:port`` of ``relax-agent envs serve``.
+        isolation: ``"process"`` runs it in a process of its own; None does what its spec says.
+        start_timeout_s: Seconds that the constructor of a plain environment, the start of a
+            process or a connection may take.
+        **kwargs: Arguments of the constructor, over those of the spec. For an address, those of
+            the connection, e.g. ``token=…``.
     """
-    factory, chosen = _resolve(env, kwargs)
-    return _wrapped(_build(factory, chosen), chosen)
+    return _plan(env, isolation, start_timeout_s, kwargs)[1]()
 
 
-async def make_async(env: str | EnvSpec, **kwargs: Any) -> Env:
+async def make_async(
+    env: str | EnvSpec,
+    *,
+    isolation: Isolation | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
+    **kwargs: Any,
+) -> Env:
     """Build an environment as :func:`make` does, without blocking the event loop meanwhile.
 
     The constructor of a plain environment (``def reset``) may boot a sandbox or a browser; it runs
     in the environment's own thread anyway. That of an async one runs here, where it may use the
     loop; what takes long belongs into its ``reset``.
     """
-    factory, chosen = _resolve(env, kwargs)
-    if isinstance(factory, type) and _is_sync(factory):
-        built = await THREADS.run(partial(_build, factory, chosen))
-    else:
-        built = _build(factory, chosen)
-    return _wrapped(built, chosen)
+    blocks, build = _plan(env, isolation, start_timeout_s, kwargs)
+    return await THREADS.run(build) if blocks else build()
 
 
-def _resolve(env: str | EnvSpec, kwargs: Mapping[str, Any]) -> tuple[Callable[..., Any], EnvSpec]:
-    """Return the constructor and the spec with all its arguments."""
+def _plan(
+    env: str | EnvSpec, isolation: Isolation | None, start_timeout_s: float, kwargs: dict[str, Any]
+) -> tuple[bool, Callable[[], Env]]:
+    """Return what builds the environment, and whether it may block for long."""
+    check_isolation(isolation)
+    if isinstance(env, str) and env.startswith(("ws://", "wss://")):
+        return True, partial(_connect, env, isolation, start_timeout_s, kwargs)
     chosen = spec(env) if isinstance(env, str) else env
-    chosen = replace(chosen, kwargs={**chosen.kwargs, **kwargs})
+    chosen = replace(
+        chosen,
+        kwargs={**chosen.kwargs, **kwargs},
+        isolation=isolation if isolation is not None else chosen.isolation,
+    )
+    if chosen.isolation == "process":
+        return True, partial(_isolated, chosen, start_timeout_s)
     factory = _load(chosen.entry_point, chosen.id)
-    _check_arguments(factory, chosen)
-    return factory, chosen
+    _check_arguments(chosen.id, factory, chosen.kwargs)
+    return _is_plain(factory), partial(_here, factory, chosen, start_timeout_s)
 
 
-def _build(factory: Callable[..., Any], chosen: EnvSpec) -> Env:
+def _connect(
+    url: str, isolation: Isolation | None, start_timeout_s: float, kwargs: dict[str, Any]
+) -> Env:
+    from relax_agent.envs.serving.remote import connect_env
+
+    if isolation is not None:
+        raise ConfigError(
+            f"{url} runs elsewhere already", hint="leave isolation out, the server decides"
+        )
+    kwargs = {"start_timeout_s": start_timeout_s, **kwargs}
+    _check_arguments(url, partial(connect_env, url), kwargs)
+    return Guard(connect_env(url, **kwargs))
+
+
+def _isolated(chosen: EnvSpec, start_timeout_s: float) -> Env:
+    """Build the environment, its wrappers included, in a process of its own."""
+    from relax_agent.envs.serving.process import ProcessEnv
+
+    return Guard(ProcessEnv(chosen, start_timeout_s=start_timeout_s))
+
+
+def _here(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:
     try:
-        return _construct(factory, chosen)
+        built = _construct(factory, chosen, start_timeout_s)
     except RelaxError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise EnvError(f"{chosen.id}: its constructor raised {reason}") from error
-
-
-def _wrapped(built: Env, chosen: EnvSpec) -> Env:
-    built.spec = chosen
+    built.spec = replace(chosen, wrappers=())
     for item in chosen.wrappers:
-        built = _load(item.entry_point, chosen.id)(built, **item.kwargs)
+        wrap = _load(item.entry_point, chosen.id)
+        _check_arguments(
+            f"{chosen.id}: {label_of(item.entry_point)}", partial(wrap, built), item.kwargs
+        )
+        built = wrap(built, **item.kwargs)
     return Guard(built)
 
 
-def _construct(factory: Callable[..., Any], chosen: EnvSpec) -> Env:
-    if isinstance(factory, type) and _is_sync(factory):
-        return ThreadedEnv(lambda: factory(**chosen.kwargs))
+def _construct(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:
+    if _is_plain(factory):
+        return ThreadedEnv(lambda: factory(**chosen.kwargs), start_timeout_s=start_timeout_s)
     built = factory(**chosen.kwargs)
-    if _is_sync(type(built)):
-        return ThreadedEnv(lambda: built)
-    if not isinstance(built, Env):
+    if not isinstance(built, (Env, SyncEnv)):
         raise ConfigError(
-            f"{chosen.id}: {_label(chosen.entry_point)} gave {type(built).__name__}, not an Env",
+            f"{chosen.id}: {label_of(chosen.entry_point)} gave {type(built).__name__}, not an Env",
             hint="derive the class from relax_agent.Env, SyncEnv or ToolEnv",
         )
-    return built
+    if isinstance(built, Env) and not plain_calls(type(built)):
+        return built
+    return ThreadedEnv(lambda: built)
 
 
-def _is_sync(kind: type) -> bool:
-    """Whether ``reset`` and ``step`` are plain functions; a mixture is refused."""
-    if not issubclass(kind, (Env, SyncEnv)):
-        return False
-    plain = [not inspect.iscoroutinefunction(getattr(kind, name)) for name in ("reset", "step")]
-    if plain[0] != plain[1]:
-        raise ConfigError(
-            f"{kind.__name__} mixes async and plain functions",
-            hint="write both reset and step as `async def`, or both as `def`",
-        )
-    return plain[0]
+def _is_plain(factory: object) -> bool:
+    """Whether this is the class of an environment that lives in a thread, constructor included."""
+    return (
+        isinstance(factory, type)
+        and issubclass(factory, (Env, SyncEnv))
+        and not plain_calls(factory).isdisjoint(("reset", "step"))
+    )
 
 
-def pprint_registry() -> str:
-    """Print every registered id, by namespace, and return what was printed."""
+def pprint_registry(
+    *, columns: int = 3, exclude: Sequence[str] = (), disable_print: bool = False
+) -> str:
+    """Print every registered id, by namespace and in columns; return what was printed.
+
+    Args:
+        columns: How many ids stand in a line.
+        exclude: Namespaces that are left out.
+        disable_print: Only return the text.
+    """
     load_plugins()
     spaces: dict[str, list[str]] = {}
-    for item in sorted(registry.values(), key=lambda item: (item.namespace or "", item.id)):
-        spaces.setdefault(item.namespace or "(none)", []).append(item.id)
-    text = "\n".join(
-        f"{space}\n" + "\n".join(f"  {env_id}" for env_id in ids) for space, ids in spaces.items()
-    )
-    sys.stdout.write(text + "\n")
+    for item in sorted(registry.values(), key=_order):
+        if (item.namespace or "") not in exclude:
+            spaces.setdefault(item.namespace or "", []).append(item.id)
+    text = "\n".join(_section(space, ids, columns) for space, ids in spaces.items())
+    if not disable_print:
+        sys.stdout.write(text)
     return text
+
+
+def _order(item: EnvSpec) -> tuple[str, str, int]:
+    return item.namespace or "", item.name, item.version or 0
+
+
+def _section(space: str, ids: Sequence[str], columns: int) -> str:
+    width = max(map(len, ids))
+    lines = [
+        "  ".join(env_id.ljust(width) for env_id in ids[start : start + columns]).rstrip()
+        for start in range(0, len(ids), columns)
+    ]
+    return "\n".join((f"===== {space} =====", *lines, ""))
+
+
+def load_module_envs(module: str) -> list[EnvSpec]:
+    """Import a module and return the environments that it registers, in their order."""
+    before = dict(registry)
+    name = import_named(module).__name__
+    return [
+        item
+        for env_id, item in registry.items()
+        if before.get(env_id) is not item or _home(item.entry_point) == name
+    ]
+
+
+def _home(entry_point: EntryPoint) -> str:
+    return label_of(entry_point).partition(":")[0]
 
 
 def load_plugins() -> None:
@@ -334,46 +341,24 @@ def _load(entry_point: EntryPoint, env_id: str) -> Callable[..., Any]:
     return target
 
 
-def _check_arguments(factory: Callable[..., Any], chosen: EnvSpec) -> None:
+def _check_arguments(owner: str, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming what the arguments are, if the given ones do not fit."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return
     try:
-        signature.bind(**chosen.kwargs)
+        signature.bind(**kwargs)
     except TypeError as error:
         names = ", ".join(signature.parameters) or "none"
-        raise ConfigError(f"{chosen.id}: {error}", hint=f"arguments: {names}") from error
-
-
-def _label(entry_point: EntryPoint) -> str:
-    if isinstance(entry_point, str):
-        return entry_point
-    module = getattr(entry_point, "__module__", "?")
-    return f"{module}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
-
-
-def _reference(entry_point: EntryPoint) -> str:
-    """Return ``module:Class``, or raise ConfigError if it cannot be imported again."""
-    label = _label(entry_point)
-    if not isinstance(entry_point, str) and ("<" in label or label.startswith("__main__:")):
-        raise ConfigError(
-            f"{label} cannot be imported elsewhere", hint="define it at the top of a module"
-        )
-    return label
-
-
-def _require_plain(env_id: str, key: str, value: Any) -> None:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{env_id}: argument {key!r} is not plain data: {error}") from error
+        raise ConfigError(f"{owner}: {error}", hint=f"arguments: {names}") from error
 
 
 __all__ = [
     "EnvSpec",
     "Wrapper",
     "WrapperSpec",
+    "load_module_envs",
     "load_plugins",
     "make",
     "make_async",

@@ -9,10 +9,12 @@
     │   ├── ResetNeeded        step() before reset(), or after the episode's end
     │   ├── InvalidAction      the action is not an AssistantMessage
     │   └── UnknownEnv         no environment is registered under that id
+    ├── PolicyError            a policy that is not a model failed, e.g. its script is over
     ├── ToolError              a tool call failed; carries a kind (see ToolErrorKind)
     │   └── ToolDeclarationError   a function cannot be declared as a tool
     ├── RenderError            messages cannot become tokens, or tokens messages
     │   └── PromptTooLong      the prompt does not fit the stated budget
+    ├── MediaError             a picture, a sound or a video is missing, damaged or too large
     ├── EpisodeError           an invariant of the token log is broken; names it
     ├── EngineError            an inference engine failed
     │   ├── EngineUnavailable  cannot be reached, or ended
@@ -78,8 +80,16 @@ class MissingExtraError(RelaxError):
 
     exit_code = 2
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed", hint=f"pip install 'relax-agent[{extra}]'")
+    def __init__(self, package: str, extra: str, *, install: str | None = None) -> None:
+        """Make the error.
+
+        Args:
+            package: What is missing.
+            extra: The extra of this project that brings it; empty if none does.
+            install: What to install where no extra brings it, e.g. ``gem-llm==0.1.0``.
+        """
+        wanted = install or f"relax-agent[{extra}]"
+        super().__init__(f"{package} is not installed", hint=f"pip install '{wanted}'")
 
 
 class EnvError(RelaxError):
@@ -98,6 +108,10 @@ class UnknownEnv(EnvError):
     """No environment is registered under that id."""
 
     exit_code = 2
+
+
+class PolicyError(RelaxError):
+    """A policy that is not a model failed: its script is over, or it said something unusable."""
 
 
 class ToolErrorKind(StrEnum):
@@ -132,6 +146,10 @@ class RenderError(RelaxError):
 
 class PromptTooLong(RenderError):
     """The prompt does not fit the stated budget."""
+
+
+class MediaError(RelaxError):
+    """A picture, a sound or a video is missing, damaged or too large."""
 
 
 class EpisodeError(RelaxError):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from relax_agent.envs import Env, RandomPolicy, ScriptedPolicy, play
+from relax_agent.envs import Env, Policy, RandomPolicy, play
 from relax_agent.models.tokenizer import chat_texts
 
 
 async def environment_texts(
-    env: Env, policy: ScriptedPolicy | None = None, episodes: int = 256
+    env: Env, policy: Policy | None = None, episodes: int = 256
 ) -> list[str]:
     """Play training tasks and return the conversations as text, tool header included.
 

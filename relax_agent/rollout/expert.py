@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relax_agent.engines.protocol import FinishReason, GenerateRequest, GenerateResult
-from relax_agent.envs.policies import ScriptedPolicy
+from relax_agent.envs.policies import Policy
 from relax_agent.messages import Message
 from relax_agent.rendering import Renderer
 
@@ -20,7 +20,7 @@ from relax_agent.rendering import Renderer
 class ExpertSource:
     """Answers with what a scripted policy says; log-prob 0 and weight version 0."""
 
-    def __init__(self, policy: ScriptedPolicy, renderer: Renderer) -> None:
+    def __init__(self, policy: Policy, renderer: Renderer) -> None:
         self._policy = policy
         self._renderer = renderer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from relax_agent.envs import Env, ScriptedPolicy, TaskSet, make, make_async
+from relax_agent.envs import Env, Policy, TaskSet, make, make_async
 from relax_agent.errors import ConfigError
 from relax_agent.importing import import_named
 from relax_agent.run.recipe import Recipe
@@ -60,13 +60,13 @@ def require_tasks(env: Env) -> TaskSet:
     return tasks
 
 
-def find_expert(env: Env, *, noise: float = 0.0, seed: int = 0) -> ScriptedPolicy | None:
+def find_expert(env: Env, *, noise: float = 0.0, seed: int = 0) -> Policy | None:
     """Return the expert that an environment brings (its ``expert`` method), or None."""
     factory = getattr(env.unwrapped, "expert", None)
     return None if factory is None else factory(noise=noise, seed=seed)
 
 
-def require_expert(env: Env, *, noise: float, seed: int) -> ScriptedPolicy:
+def require_expert(env: Env, *, noise: float, seed: int) -> Policy:
     """Return the expert, or raise ConfigError if there is none."""
     expert = find_expert(env, noise=noise, seed=seed)
     if expert is None:

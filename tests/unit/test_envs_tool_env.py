@@ -7,6 +7,7 @@ import pytest
 
 from relax_agent import tool
 from relax_agent.envs import (
+    PlayLimits,
     RandomPolicy,
     Score,
     Task,
@@ -324,7 +325,7 @@ def test_a_scripted_policy_plays_an_episode(policy):
 
 
 def test_play_stops_at_its_own_limit():
-    record = asyncio.run(play(Sums(), Expert(), task="b", max_turns=1))
+    record = asyncio.run(play(Sums(), Expert(), task="b", limits=PlayLimits(max_turns=1)))
     assert (record.turns, record.truncated, record.terminated) == (1, True, False)
 
 

@@ -1,0 +1,424 @@
+"""Playing one episode at the level of messages, without a model's tokens.
+
+:func:`play` lets any policy play: a script, random choices, a person, a model behind an API. The
+caller always gets a :class:`Play`: whatever goes wrong becomes its status, with the conversation
+up to there. Every wait has a limit.
+
+    env raises, breaks its contract or hangs    env_failure (tool_failure for a ToolError)
+    policy raises, hangs or says no message     engine_failure
+    the last message was cut                    truncated_tokens
+    env truncates, or max_turns is reached      truncated_turns, or what info["status"] says
+    the time is over                            truncated_time
+
+The episode runs in one task of its own, and a second one waits for it: an environment that does
+not even react to its cancellation is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from relax_agent.envs.core import Env, Info, SyncEnv
+from relax_agent.envs.guard import Guard
+from relax_agent.envs.policies import Policy
+from relax_agent.episode import EpisodeStatus
+from relax_agent.errors import ConfigError, EpisodeError, PolicyError, PromptTooLong, ToolError
+from relax_agent.limits import GRACE_S, Overrun, TimeBudget, Watch, bounded, stop
+from relax_agent.messages import (
+    AssistantMessage,
+    Message,
+    Observation,
+    Rewrite,
+    Usage,
+    from_record,
+    to_record,
+)
+
+logger = logging.getLogger(__name__)
+
+Policies: TypeAlias = Policy | Mapping[str, Policy]
+"""One policy, or one for every role that ``info["role"]`` names."""
+
+_BREATHER = 32
+"""Turns after which an episode that never waits lets others run."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayLimits:
+    """What ends an episode from outside. Seconds may be ``math.inf``."""
+
+    max_turns: int = 100
+    """Assistant messages."""
+    timeout_s: float = 600.0
+    """Seconds for the whole episode."""
+    step_timeout_s: float = 300.0
+    """Seconds for one reset or step."""
+    policy_timeout_s: float = 300.0
+    """Seconds for one answer of the policy."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_turns", "timeout_s", "step_timeout_s", "policy_timeout_s"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(f"{name} must be > 0, not {value}")
+
+
+@dataclass(slots=True)
+class Play:
+    """What happened when a policy played one episode."""
+
+    env_id: str = ""
+    task_id: str | None = None
+    seed: int | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    status: EpisodeStatus = EpisodeStatus.RUNNING
+    detail: str = ""
+    """One line on why it ended so."""
+    messages: list[Message] = field(default_factory=list)
+    """Everything that was said, in order, also what a ``Rewrite`` took out of sight."""
+    rewrites: list[tuple[int, str]] = field(default_factory=list)
+    """Where in ``messages`` a rewritten conversation begins, and why it was rewritten."""
+    rewards: list[float] = field(default_factory=list)
+    """One for each step."""
+    turns: int = 0
+    """Assistant messages."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    usage: Usage = field(default_factory=Usage)
+    """Tokens of all answers together."""
+    duration_s: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        """The sum of all rewards."""
+        return math.fsum(self.rewards)
+
+    def finish(self, status: EpisodeStatus, detail: str = "") -> None:
+        """End the episode. A second end is an error: every episode ends exactly once."""
+        if self.status is not EpisodeStatus.RUNNING:
+            raise EpisodeError(f"episode {self.id} has already ended as {self.status}")
+        if status is EpisodeStatus.RUNNING:
+            raise EpisodeError("an episode cannot end as running")
+        self.status, self.detail = status, detail
+
+    def to_record(self) -> dict[str, Any]:
+        """Return everything as plain JSON data; :meth:`from_record` rebuilds it."""
+        return {
+            "id": self.id,
+            "env_id": self.env_id,
+            "task_id": self.task_id,
+            "seed": self.seed,
+            "status": self.status.value,
+            "detail": self.detail,
+            "reward": self.reward,
+            "rewards": list(self.rewards),
+            "turns": self.turns,
+            "metrics": dict(self.metrics),
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "usage": asdict(self.usage),
+            "duration_s": self.duration_s,
+            "rewrites": [list(item) for item in self.rewrites],
+            "messages": [to_record(message) for message in self.messages],
+        }
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> Play:
+        """Rebuild what :meth:`to_record` returned."""
+        rest = {key: value for key, value in data.items() if key != "reward"}
+        return cls(
+            **{
+                **rest,
+                "status": EpisodeStatus(data["status"]),
+                "usage": Usage(**data["usage"]),
+                "rewrites": [(place, reason) for place, reason in data["rewrites"]],
+                "messages": [from_record(item) for item in data["messages"]],
+            }
+        )
+
+
+async def play(
+    env: Env | SyncEnv,
+    policy: Policies,
+    *,
+    task: str | None = None,
+    seed: int | None = None,
+    limits: PlayLimits | None = None,
+    record: Play | None = None,
+) -> Play:
+    """Let a policy play one episode, and say how it went.
+
+    A failure of the environment, a tool or the policy does not raise: it is the ``status`` of what
+    is returned. The environment stays open, unless it did not answer in time: then it is closed.
+
+    Args:
+        env: An environment that nobody else uses meanwhile.
+        policy: Who answers; a mapping of roles to policies where ``info["role"]`` says whose turn
+            it is.
+        task: The task's id; by default the environment chooses.
+        seed: The environment's seed.
+        limits: What ends the episode from outside; by default :class:`PlayLimits`.
+        record: Filled in place of a new one, so that a caller who is cancelled still holds it.
+
+    Raises:
+        asyncio.CancelledError: after the record has ended as cancelled.
+    """
+    record = Play() if record is None else record
+    guarded = env if isinstance(env, Guard) else Guard(env)  # type: ignore[arg-type]
+    record.env_id, record.task_id, record.seed = guarded.label, task, seed
+    await _Player(guarded, policy, record, limits or PlayLimits()).run()
+    return record
+
+
+class _Ended(Exception):
+    """The episode is over; says how. Internal."""
+
+    def __init__(self, status: EpisodeStatus, detail: str = "") -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+class _Player:
+    """The state of one running episode."""
+
+    def __init__(self, env: Guard, policy: Policies, record: Play, limits: PlayLimits) -> None:
+        self._env = env
+        self._policy = policy
+        self._record = record
+        self._limits = limits
+        self._view: list[Message] = []
+        self._tools: Any = None
+        self._schemas: list[dict[str, Any]] = []
+        self._watch: Watch
+        self._waits_for = ""
+        self._left_behind = False
+
+    async def run(self) -> None:
+        """Run the episode in a task of its own and see it end, or leave it behind."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        episode = loop.create_task(self._episode())
+        self._watch = Watch(episode, self._limits.timeout_s)
+        try:
+            if await self._watch.wait():
+                episode.result()
+            else:
+                self._leave(episode)
+        except BaseException as error:
+            await self._cancel(episode, error)
+            raise
+        finally:
+            self._watch.close()
+            self._record.duration_s = loop.time() - began
+        if self._watch.rang and self._waits_for != "policy":
+            await self._close_env()
+
+    async def _cancel(self, episode: asyncio.Task[None], error: BaseException) -> None:
+        """End the record as cancelled, and the episode's task with it."""
+        self._finish(EpisodeStatus.CANCELLED, _words(error))
+        await stop(episode)
+
+    def _leave(self, episode: asyncio.Task[None]) -> None:
+        """Go on without a task that does not react to its cancellation."""
+        logger.warning("%s did not stop within %g s", self._waits_for, GRACE_S)
+        episode.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+        late = self._late()
+        self._finish(late.status, f"{late.detail}; it did not react to its cancellation either")
+
+    async def _close_env(self) -> None:
+        """Close an environment that did not answer in time; say so if even that takes too long."""
+        try:
+            await bounded(self._env.close(), TimeBudget(GRACE_S).left)
+        except Overrun:
+            self._record.detail += f"; it did not close within {GRACE_S:g} s"
+        except Exception as error:
+            self._record.detail += f"; its close() failed: {_words(error)}"
+
+    def _finish(self, status: EpisodeStatus, detail: str) -> None:
+        self._left_behind = True
+        self._record.finish(status, detail)
+
+    # -- in the episode's own task -----------------------------------------------------------
+
+    async def _episode(self) -> None:
+        try:
+            await self._play()
+        except _Ended as end:
+            if not self._left_behind:
+                self._finish(end.status, end.detail)
+
+    async def _play(self) -> None:
+        record = self._record
+        options = None if record.task_id is None else {"task": record.task_id}
+        observation, info = await self._call(
+            "reset", lambda: self._env.reset(seed=record.seed, options=options)
+        )
+        task = info.get("task", record.task_id)
+        record.task_id = task if task is None else str(task)
+        self._observe(observation)
+        while True:
+            action = await self._ask(info)
+            self._hear(action)
+            observation, reward, record.terminated, record.truncated, info = await self._call(
+                "step", lambda action=action: self._env.step(action)
+            )
+            record.rewards.append(reward)
+            self._observe(observation)
+            self._measure(info)
+            self._end_if_over(action, info)
+            if record.turns % _BREATHER == 0:
+                await asyncio.sleep(0)
+
+    async def _call(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Await an env call under the limits; whatever it raises is the env's failure."""
+        try:
+            return await self._limited(name, call(), self._limits.step_timeout_s)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, _Ended):
+                raise
+            tool = isinstance(error, ToolError)
+            status = EpisodeStatus.TOOL_FAILURE if tool else EpisodeStatus.ENV_FAILURE
+            raise _Ended(status, f"{name}: {_words(error)}") from error
+
+    async def _ask(self, info: Info) -> AssistantMessage:
+        """Ask whose turn it is for a message; whatever goes wrong is the policy's failure."""
+        try:
+            said: Any = self._policy_for(info).act(list(self._view), self._current_schemas())
+            if type(said) is not AssistantMessage and inspect.isawaitable(said):
+                said = await self._limited("policy", said, self._limits.policy_timeout_s)
+            if not isinstance(said, AssistantMessage):
+                raise PolicyError(
+                    f"the policy said a {type(said).__name__}, not an AssistantMessage",
+                    hint="relax_agent.messages.assistant('…') makes one",
+                )
+        except PromptTooLong as error:
+            raise _Ended(EpisodeStatus.TRUNCATED_TOKENS, str(error)) from error
+        except (Exception, SystemExit) as error:
+            if isinstance(error, _Ended):
+                raise
+            raise _Ended(EpisodeStatus.ENGINE_FAILURE, f"policy: {_words(error)}") from error
+        return said
+
+    def _policy_for(self, info: Info) -> Policy:
+        if not isinstance(self._policy, Mapping):
+            return self._policy
+        role = info.get("role")
+        if role not in self._policy:
+            names = ", ".join(map(str, self._policy)) or "none"
+            raise PolicyError(f"no policy plays the role {role!r}", hint=f"there is: {names}")
+        return self._policy[role]
+
+    def _current_schemas(self) -> list[dict[str, Any]]:
+        tools = self._env.tools
+        if tools is not self._tools:
+            self._tools, self._schemas = tools, tools.schemas()
+        return self._schemas
+
+    async def _limited(self, name: str, call: Awaitable[Any], seconds: float) -> Any:
+        """Await ``call``; past its limit the watch cancels this task."""
+        watch = self._watch
+        self._waits_for = name
+        try:
+            watch.start(seconds)
+            result = await call
+        except Overrun:
+            raise self._late() from None
+        except asyncio.CancelledError:
+            if watch.rang:
+                raise self._late() from None
+            if self._left_behind:
+                raise
+            raise RuntimeError("the call was cancelled from inside") from None
+        watch.stop()
+        if watch.rang:
+            raise self._late()
+        return result
+
+    def _late(self) -> _Ended:
+        """Say whose time was over: the episode's or that of one call."""
+        if self._watch.over:
+            return _Ended(
+                EpisodeStatus.TRUNCATED_TIME,
+                f"{self._limits.timeout_s:g} s are over (during {self._waits_for})",
+            )
+        if self._waits_for == "policy":
+            words = f"policy: no answer within {self._limits.policy_timeout_s:g} s"
+            return _Ended(EpisodeStatus.ENGINE_FAILURE, words)
+        words = f"{self._waits_for}: no answer within {self._limits.step_timeout_s:g} s"
+        return _Ended(EpisodeStatus.ENV_FAILURE, words)
+
+    def _hear(self, action: AssistantMessage) -> None:
+        record = self._record
+        record.messages.append(action)
+        self._view.append(action)
+        record.turns += 1
+        so_far, new = record.usage, action.usage
+        if new != _NO_USAGE:
+            record.usage = Usage(
+                so_far.prompt_tokens + new.prompt_tokens,
+                so_far.completion_tokens + new.completion_tokens,
+                new.tokens_left,
+            )
+
+    def _observe(self, observation: Observation) -> None:
+        if isinstance(observation, Rewrite):
+            self._record.rewrites.append((len(self._record.messages), observation.reason))
+            self._record.messages.extend(observation.messages)
+            self._view = list(observation.messages)
+        else:
+            self._record.messages.extend(observation)
+            self._view.extend(observation)
+
+    def _measure(self, info: Info) -> None:
+        metrics = info.get("metrics")
+        if not metrics:
+            return
+        try:
+            found = {str(name): float(value) for name, value in metrics.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            words = f"step: info['metrics'] must be numbers by name: {error}"
+            raise _Ended(EpisodeStatus.ENV_FAILURE, words) from error
+        self._record.metrics.update(found)
+
+    def _end_if_over(self, action: AssistantMessage, info: Info) -> None:
+        record = self._record
+        if record.terminated or record.truncated:
+            if action.finish_reason == "length":
+                raise _Ended(EpisodeStatus.TRUNCATED_TOKENS, "the last message was cut")
+            if record.terminated:
+                raise _Ended(EpisodeStatus.COMPLETED)
+            raise _truncated(info)
+        if record.turns >= self._limits.max_turns:
+            record.truncated = True
+            words = f"{self._limits.max_turns} turns are used"
+            raise _Ended(EpisodeStatus.TRUNCATED_TURNS, words)
+
+
+_NO_USAGE = Usage()
+_REASONS = {
+    status.value: status
+    for status in EpisodeStatus
+    if status.value.startswith("truncated_") or status.value.endswith("_failure")
+}
+
+
+def _truncated(info: Info) -> _Ended:
+    """Return how an episode ended that the env truncated: as it says, else by its turns."""
+    stated = _REASONS.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
+    detail = info.get("detail")
+    return _Ended(stated, str(detail) if detail else "the environment truncated the episode")
+
+
+def _words(error: BaseException) -> str:
+    """Say what happened in one line."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) was called"
+    return " ".join(f"{type(error).__name__}: {error}".split())
