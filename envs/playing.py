@@ -28,7 +28,6 @@ from typing import Any, TypeAlias
 from relax_agent.envs.core import Env, Info, SyncEnv
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.policies import Policy
-from relax_agent.episode import EpisodeStatus
 from relax_agent.errors import ConfigError, EpisodeError, PolicyError, PromptTooLong, ToolError
 from relax_agent.limits import GRACE_S, Overrun, TimeBudget, Watch, bounded, stop
 from relax_agent.messages import (
@@ -40,6 +39,7 @@ from relax_agent.messages import (
     from_record,
     to_record,
 )
+from relax_agent.status import EpisodeStatus
 
 logger = logging.getLogger(__name__)
 

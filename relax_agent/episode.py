@@ -20,7 +20,6 @@ import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -28,40 +27,12 @@ import numpy.typing as npt
 
 from relax_agent.errors import EpisodeError
 from relax_agent.messages import AssistantMessage, Message, from_record, to_record
+from relax_agent.status import EpisodeStatus as EpisodeStatus
 
 NOT_SAMPLED = -1
 """The weight version of a token that no engine sampled."""
 
 Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-
-
-class EpisodeStatus(StrEnum):
-    """How an episode ended. An episode has exactly one."""
-
-    RUNNING = "running"
-    COMPLETED = "completed"
-    TRUNCATED_TURNS = "truncated_turns"
-    TRUNCATED_TOKENS = "truncated_tokens"
-    TRUNCATED_TIME = "truncated_time"
-    PARSE_FAILURE = "parse_failure"
-    TOOL_FAILURE = "tool_failure"
-    ENV_FAILURE = "env_failure"
-    ENGINE_FAILURE = "engine_failure"
-    CANCELLED = "cancelled"
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the reward of such an episode says something about the policy."""
-        return self not in _UNTRAINABLE
-
-
-_UNTRAINABLE = {
-    EpisodeStatus.RUNNING,
-    EpisodeStatus.TOOL_FAILURE,
-    EpisodeStatus.ENV_FAILURE,
-    EpisodeStatus.ENGINE_FAILURE,
-    EpisodeStatus.CANCELLED,
-}
 
 
 @dataclass(slots=True)

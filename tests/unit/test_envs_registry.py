@@ -198,7 +198,7 @@ def test_importing_tools_and_environments_loads_nothing_heavy():
         "import sys, relax_agent; early = set(sys.modules)\n"
         "import relax_agent.envs, relax_agent.tools\n"
         "from relax_agent import make, register, tool, ToolEnv\n"
-        "heavy = 'torch transformers ray openai gymnasium fastapi uvicorn httpx aiohttp'.split()\n"
+        "heavy = 'torch transformers ray openai gymnasium fastapi uvicorn httpx aiohttp numpy'.split()\n"
         "print([name for name in heavy if name in sys.modules])\n"
         "print('pydantic' in early)\n"
     )

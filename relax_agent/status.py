@@ -1,0 +1,34 @@
+"""How an episode ended: one word, the same in token logs, plays and metrics."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class EpisodeStatus(StrEnum):
+    """How an episode ended. An episode has exactly one."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    TRUNCATED_TURNS = "truncated_turns"
+    TRUNCATED_TOKENS = "truncated_tokens"
+    TRUNCATED_TIME = "truncated_time"
+    PARSE_FAILURE = "parse_failure"
+    TOOL_FAILURE = "tool_failure"
+    ENV_FAILURE = "env_failure"
+    ENGINE_FAILURE = "engine_failure"
+    CANCELLED = "cancelled"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the reward of such an episode says something about the policy."""
+        return self not in _UNTRAINABLE
+
+
+_UNTRAINABLE = {
+    EpisodeStatus.RUNNING,
+    EpisodeStatus.TOOL_FAILURE,
+    EpisodeStatus.ENV_FAILURE,
+    EpisodeStatus.ENGINE_FAILURE,
+    EpisodeStatus.CANCELLED,
+}
