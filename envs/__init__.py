@@ -20,6 +20,7 @@ from relax_agent.envs.registration import (
     registry,
     spec,
 )
+from relax_agent.envs.rewards import Reward, Rubric
 from relax_agent.envs.tasks import Split, Task, TaskOrder, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
 from relax_agent.envs.wrappers import TimeLimit
@@ -32,6 +33,8 @@ __all__ = [
     "PlayLimits",
     "Policy",
     "RandomPolicy",
+    "Reward",
+    "Rubric",
     "Score",
     "ScriptedPolicy",
     "Split",

@@ -1,28 +1,41 @@
 """``ToolEnv``: tools, tasks and a score make an environment.
 
-The base class that most people use. An author states the tools, the tasks and how an episode is
-scored; this class does the rest: it asks the task's question, runs the tool calls of a message
+The base class that most people use. An author states the tools, the tasks and what an episode is
+worth; this class does the rest: it asks the task's question, runs the tool calls of a message
 concurrently, turns every failure of a tool into a message that the model can read, ends on an
 answer without tool calls, and truncates after ``max_turns`` messages.
 
+What an episode is worth is said by a :class:`~relax_agent.envs.rewards.Rubric` (``rubric = …``) or
+by a method ``score``; the one that the more derived class has decides. Everything else is a hook
+that may be left out, and may be plain (it then runs in a thread) or ``async def``:
+
+    setup(task)                  give the environment its state, before anything is said
+    first_messages(task)         pose the task
+    follow_up(task, transcript)  reply to a message without tool calls, instead of ending
+    score(task, transcript)      say what the episode was worth
+    teardown()                   give back what ``setup`` took; called once for each ``setup``
+
 Tools may be methods (``@tool def move(self, …)``): they see the environment's state, and each
-instance has its own. The score may be sync (it then runs in a thread) or async; one that hangs is
-abandoned after ``score_timeout`` seconds and counts as a failure.
+instance has its own.
+
+An exception in a hook or in ``score`` is the environment's failure: the episode is not trained on.
+A ``score`` that takes over ``score_timeout`` seconds is given up and counts 0, and so is a rubric's
+function that fails in whatever way, with the value that it states for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from relax_agent.envs.core import Env, Info, StepResult
+from relax_agent.envs.rewards.calling import Late, call_within, number, words_of
+from relax_agent.envs.rewards.rubric import Rubric
 from relax_agent.envs.tasks import Task, TaskSet
+from relax_agent.envs.transcript import Score, Transcript
 from relax_agent.errors import (
     ConfigError,
     EnvError,
@@ -30,62 +43,20 @@ from relax_agent.errors import (
     ResetNeeded,
     ToolErrorKind,
 )
-from relax_agent.messages import (
-    AssistantMessage,
-    Message,
-    Observation,
-    ToolCall,
-    system,
-)
-from relax_agent.threads import THREADS
+from relax_agent.messages import AssistantMessage, Message, Observation, ToolCall, system, user
 from relax_agent.tools import AnyToolset, Tool, ToolResult, Toolset
 
+__all__ = ["Score", "ToolEnv", "ToolSource", "Transcript"]
+
+logger = logging.getLogger(__name__)
+
 ToolSource: TypeAlias = AnyToolset | Iterable[Tool[..., Any] | Callable[..., Any]]
+Reply: TypeAlias = str | Message | Sequence[Message] | None
+"""What ``follow_up`` returns: text of the user, messages, or None for the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What an episode was worth."""
-
-    reward: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Reported beside the reward; ``success`` is 1.0 or 0.0, by default whether reward ≥ 1."""
-
-
-class Transcript(list[Message]):
-    """The conversation of one episode, with what a score usually asks of it."""
-
-    def __init__(self, messages: Iterable[Message] = ()) -> None:
-        super().__init__(messages)
-        self.calls: list[tuple[ToolCall, ToolResult]] = []
-        """Every tool call with its result, in order."""
-
-    @property
-    def answer(self) -> str:
-        """The final answer: the last assistant message's text, empty if it calls tools."""
-        last = self[-1] if self else None
-        if not isinstance(last, AssistantMessage) or last.tool_calls:
-            return ""
-        return last.text.strip()
-
-    @property
-    def turns(self) -> int:
-        """Assistant messages so far."""
-        return sum(isinstance(message, AssistantMessage) for message in self)
-
-    @property
-    def tool_errors(self) -> int:
-        """Tool calls that failed."""
-        return sum(not result.ok for _, result in self.calls)
-
-    @property
-    def successful_calls(self) -> list[tuple[ToolCall, ToolResult]]:
-        """Tool calls that did not fail."""
-        return [(call, result) for call, result in self.calls if result.ok]
-
-
-class ToolEnv(Env, ABC):
-    """An environment made of tools, tasks and a score."""
+class ToolEnv(Env):
+    """An environment made of tools, tasks and a score; see the module's docstring."""
 
     tools: Any = ()
     """A list of tools or a toolset; on an instance always a toolset."""
@@ -93,8 +64,12 @@ class ToolEnv(Env, ABC):
     """Assistant messages after which an episode is truncated."""
     max_calls: int = 16
     """Tool calls of one message that are run; more are refused."""
+    rubric: Rubric | None = None
+    """The functions that say what an episode is worth, instead of :meth:`score`."""
     score_timeout: float = 30.0
-    """Seconds that :meth:`score` may take."""
+    """Seconds that :meth:`score` may take; functions of a rubric have limits of their own."""
+    hook_timeout: float = 60.0
+    """Seconds that ``setup``, ``follow_up`` and ``teardown`` may take."""
     system_prompt: str = ""
     _tool_methods: ClassVar[tuple[str, ...]] = ()
 
@@ -103,9 +78,11 @@ class ToolEnv(Env, ABC):
         *,
         tools: ToolSource | None = None,
         tasks: TaskSet | Iterable[Task] | None = None,
+        rubric: Rubric | None = None,
         max_turns: int | None = None,
         system_prompt: str | None = None,
     ) -> None:
+        """Make the environment; every argument replaces the class's attribute of that name."""
         self.tools = self._own_tools() if tools is None else _toolset(tools)
         found = self.tasks if tasks is None else tasks
         if found is None:
@@ -115,12 +92,16 @@ class ToolEnv(Env, ABC):
             self.max_turns = max_turns
         if self.max_turns < 1:
             raise ConfigError(f"max_turns must be ≥ 1, not {self.max_turns}")
+        self._by_rubric = self._choose_judge(rubric)
         if system_prompt is not None:
             self.system_prompt = system_prompt
         self.task: Task | None = None
         self.transcript = Transcript()
         self._running = False
+        self._is_set_up = False
         self._turn = 0
+        self._sums: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -143,13 +124,63 @@ class ToolEnv(Env, ABC):
             )
         return Toolset([*given, *methods])
 
+    def _choose_judge(self, given: Rubric | None) -> bool:
+        """Say whether the rubric's final functions decide; otherwise :meth:`score` does."""
+        name = type(self).__name__
+        by_score = type(self).score is not ToolEnv.score
+        if given is not None:
+            self.rubric = given
+            return bool(given.final) or not by_score
+        if self.rubric is None and not by_score:
+            raise ConfigError(
+                f"{name} has neither a rubric nor a score",
+                hint="rubric = Rubric(exact_match), or def score(self, task, transcript)",
+            )
+        if self.rubric is None or not by_score:
+            return not by_score
+        for each in type(self).__mro__:
+            has_rubric = "rubric" in vars(each) and bool(self.rubric.final)
+            if has_rubric and "score" in vars(each):
+                raise ConfigError(
+                    f"{each.__name__} has a rubric and a score",
+                    hint="keep one, or give the rubric only step, group and metrics",
+                )
+            if has_rubric or "score" in vars(each):
+                return has_rubric
+        return False
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def setup(self, task: Task) -> Awaitable[None] | None:
+        """Give the environment its state for an episode of ``task``. By default nothing."""
+        return None
+
+    def teardown(self) -> Awaitable[None] | None:
+        """Give back what :meth:`setup` took: at the end, the next reset, or ``close``."""
+        return None
+
     def first_messages(self, task: Task) -> list[Message]:
         """Return the messages that pose the task; the system prompt is put before them."""
         return task.to_messages()
 
-    @abstractmethod
+    def follow_up(self, task: Task, transcript: Transcript) -> Reply | Awaitable[Reply]:
+        """Reply to a message without tool calls, as a user would; None ends the episode."""
+        return None
+
     def score(self, task: Task, transcript: Transcript) -> float | Score | Awaitable[float | Score]:
-        """Say what the finished episode was worth. May be ``async def``."""
+        """Say what the finished episode was worth. By default the rubric says it."""
+        assert self.rubric is not None
+        return self.rubric.score(task, transcript)
+
+    async def _hook(self, name: str, *args: Any) -> Any:
+        try:
+            return await call_within(self.hook_timeout, getattr(self, name), *args)
+        except Late:
+            raise EnvError(
+                f"{type(self).__name__}.{name}() took over {self.hook_timeout:g} s"
+            ) from None
+
+    # -- the episode ---------------------------------------------------------------------------
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -160,21 +191,28 @@ class ToolEnv(Env, ABC):
             seed: Seeds ``self.rng``.
             options: ``task`` (an id) or ``split`` (``train`` or ``eval``, to choose from).
         """
+        self._running = False
+        await self._leave()
         self.seed_rng(seed)
-        self.task = await self.tasks.fetch(self._choose(dict(options or {})))
-        messages = self.first_messages(self.task)
+        task = self.task = await self.tasks.fetch(self._choose(dict(options or {})))
+        self.transcript = Transcript()
+        self._turn, self._sums, self._failed = 0, Counter(), Counter()
+        if type(self).setup is not ToolEnv.setup:
+            await self._hook("setup", task)
+        self._is_set_up = True
+        messages = self.first_messages(task)
         if self.system_prompt:
             messages = [system(self.system_prompt), *messages]
-        self.transcript = Transcript(messages)
-        self._running, self._turn = True, 0
-        return list(messages), {"task": self.task.id}
+        self.transcript.extend(messages)
+        self._running = True
+        return list(messages), {"task": task.id}
 
     def _choose(self, options: dict[str, Any]) -> str:
         task_id, split = options.pop("task", None), options.pop("split", "train")
         if options:
             raise EnvError(f"unknown reset option {next(iter(options))!r}", hint="task or split")
         if task_id is not None:
-            return task_id
+            return str(task_id)
         ids = self.tasks.ids(split)
         if not ids:
             raise EnvError(f"{type(self).__name__} has no tasks in its {split} split")
@@ -191,14 +229,20 @@ class ToolEnv(Env, ABC):
             )
         self._turn += 1
         self.transcript.append(action)
-        messages = await self._run_calls(action.tool_calls)
-        terminated = not action.tool_calls
+        if action.tool_calls:
+            messages = await self._run_calls(action.tool_calls)
+        else:
+            messages = await self._reply()
+        terminated = not action.tool_calls and not messages
         truncated = not terminated and self._turn >= self.max_turns
         info: Info = {"task": self._task().id, "turn": self._turn}
         reward = 0.0
+        if self.rubric is not None and self.rubric.step:
+            reward += await self._score_step(self.rubric, info)
         if terminated or truncated:
             self._running = False
-            reward, info["metrics"] = await self._final_score()
+            reward += await self._finish(info)
+        self.transcript.reward += reward
         return messages, reward, terminated, truncated, info
 
     def _task(self) -> Task:
@@ -222,36 +266,111 @@ class ToolEnv(Env, ABC):
             jobs = [group.create_task(self.tools.call(call)) for call in calls]
         return [job.result() for job in jobs]
 
-    async def _final_score(self) -> tuple[float, dict[str, float]]:
-        limit = asyncio.timeout(self.score_timeout)
-        try:
-            async with limit:
-                score = await self._score()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            score = Score(0.0, {"score_timeout": 1.0})
-        if not math.isfinite(score.reward):
-            raise EnvError(f"{type(self).__name__}.score() returned {score.reward}")
+    async def _reply(self) -> list[Message]:
+        if type(self).follow_up is ToolEnv.follow_up:
+            return []
+        said = await self._hook("follow_up", self._task(), self.transcript)
+        messages = [said] if isinstance(said, (str, Message)) else list(said or ())
+        found = [user(item) if isinstance(item, str) else item for item in messages]
+        for item in found:
+            if not isinstance(item, Message) or item.role == "assistant":
+                raise EnvError(
+                    f"{type(self).__name__}.follow_up() returned {item!r:.80}",
+                    hint="return the user's text, a list of messages, or None",
+                )
+        self.transcript.extend(found)
+        return found
+
+    async def _leave(self) -> None:
+        """Call ``teardown`` once for each ``setup``; its failure cannot undo an episode."""
+        if not self._is_set_up:
+            return
+        self._is_set_up = False
+        if type(self).teardown is not ToolEnv.teardown:
+            try:
+                await self._hook("teardown")
+            except Exception as error:
+                logger.warning("%s.teardown(): %s", type(self).__name__, words_of(error))
+
+    # -- what it was worth ---------------------------------------------------------------------
+
+    async def _score_step(self, rubric: Rubric, info: Info) -> float:
+        score = await rubric.score_step(self._task(), self.transcript)
+        self._sums.update(score.metrics)
+        self._note_failures(score, info)
+        return score.reward
+
+    async def _finish(self, info: Info) -> float:
+        score = await self._final_score()
+        self._note_failures(score, info)
         metrics = {
-            "success": float(score.reward >= 1),
+            "success": float(self.transcript.reward + score.reward >= 1),
             "turns": float(self._turn),
             "tool_calls": float(len(self.transcript.calls)),
             "tool_errors": float(self.transcript.tool_errors),
+            **self._sums,
+            **score.metrics,
         }
-        return score.reward, metrics | {k: float(v) for k, v in score.metrics.items()}
+        if self.rubric is not None:
+            metrics["reward_failures"] = float(self._failed.total())
+            metrics |= {f"{name}_failed": float(n) for name, n in self._failed.items()}
+        info["metrics"] = metrics
+        self.transcript.metrics = dict(metrics)
+        await self._leave()
+        return score.reward
 
-    async def _score(self) -> Score:
-        function: Callable[[], Any] = partial(self.score, self._task(), self.transcript)
-        if inspect.iscoroutinefunction(self.score):
-            value = await function()
-        else:
-            value = await THREADS.run(function)
-        return value if isinstance(value, Score) else Score(float(value))
+    def _note_failures(self, score: Score, info: Info) -> None:
+        self._failed.update(dict.fromkeys(score.failures, 1))
+        if score.failures:
+            info["reward_failures"] = info.get("reward_failures", {}) | dict(score.failures)
+
+    async def _final_score(self) -> Score:
+        task, rubric = self._task(), self.rubric
+        if rubric is not None and self._by_rubric:
+            return await rubric.score(task, self.transcript)
+        score = await self._own_score(task)
+        if rubric is None or not rubric.metrics:
+            return score
+        beside = await rubric.measure(task, self.transcript)
+        return Score(score.reward, {**beside.metrics, **score.metrics}, beside.failures)
+
+    async def _own_score(self, task: Task) -> Score:
+        place = f"{type(self).__name__}.score()"
+        try:
+            value = await call_within(self.score_timeout, self.score, task, self.transcript)
+        except Late:
+            return Score(0.0, {"score_timeout": 1.0})
+        try:
+            if not isinstance(value, Score):
+                return Score(number(value))
+            metrics = {name: number(each) for name, each in value.metrics.items()}
+            return Score(number(value.reward), metrics, value.failures)
+        except ValueError as error:
+            raise EnvError(f"{place} {str(error).removeprefix('it ')}") from None
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether :meth:`score_group` has anything to say."""
+        own = type(self).score_group is not ToolEnv.score_group
+        return own or (self.rubric is not None and bool(self.rubric.group))
+
+    async def score_group(self, task_id: str, members: Sequence[Transcript]) -> list[float]:
+        """Return what the rubric's group functions add to each member's reward.
+
+        Their values become metrics of the members, ``member.metrics``.
+        """
+        if self.rubric is None or not self.rubric.group:
+            return [0.0] * len(members)
+        scores = await self.rubric.score_group(await self.tasks.fetch(task_id), members)
+        for member, score in zip(members, scores, strict=True):
+            failed = {f"{name}_failed": 1.0 for name in score.failures}
+            member.metrics |= {**score.metrics, **failed}
+        return [score.reward for score in scores]
 
     async def close(self) -> None:
         """End the episode. The toolset belongs to whoever made it."""
         self._running = False
+        await self._leave()
 
 
 def _toolset(tools: ToolSource) -> AnyToolset:

@@ -266,8 +266,8 @@ def test_what_is_missing_is_said_at_once():
         Empty()
     with pytest.raises(ConfigError, match="max_turns"):
         Sums(max_turns=0)
-    with pytest.raises(TypeError, match="score"):
-        type("NoScore", (ToolEnv,), {})()
+    with pytest.raises(ConfigError, match="neither a rubric nor a score"):
+        type("NoScore", (ToolEnv,), {"tasks": [Task("t")]})()
 
 
 def test_cancelling_a_step_cancels_its_tools():
