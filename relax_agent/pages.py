@@ -2,7 +2,9 @@
 
 Everything shown comes from a model, a tool or a data set, so nothing of it is trusted. HTML is
 escaped, carries a policy that forbids scripts and the network, and shows media only as data URLs
-of their own kind. Text loses its control characters, which could otherwise rewrite the terminal.
+of their own kind or as files that lie beside the page. Long texts, results and rows of calls are
+folded, so that an episode of many turns can be read from above. Text loses its control
+characters, which could otherwise rewrite the terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import html
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from relax_agent.episode import Episode
 from relax_agent.messages import (
@@ -32,6 +36,11 @@ _KINDS: dict[type[Image] | type[Audio] | type[Video], str] = {
     Audio: "audio",
     Video: "video",
 }
+MediaUrl: TypeAlias = Callable[[Image | Audio | Video], str | None]
+_MANY_CALLS = 4
+"""More tool calls than these in one message are folded."""
+_LONG_CHARACTERS, _LONG_LINES = 2000, 30
+"""Longer texts are folded."""
 
 
 def conversation_text(
@@ -57,21 +66,53 @@ def conversation_text(
 
 
 def conversation_html(
-    messages: Sequence[Message], *, title: str, facts: Mapping[str, str] | None = None
+    messages: Sequence[Message],
+    *,
+    title: str,
+    facts: Mapping[str, str] | None = None,
+    rewards: Mapping[int, float] | None = None,
+    forks: Mapping[int, str] | None = None,
+    media_url: MediaUrl | None = None,
+    back: str | None = None,
 ) -> str:
-    """Return a conversation as one HTML file that needs nothing else; see the module's promise.
+    """Return a conversation as one HTML file; see the module's promise.
 
     Args:
         messages: The conversation.
         title: The page's title.
         facts: What a line under the title tells, e.g. ``{"reward": "1.0"}``.
+        rewards: What an assistant message earned, by its index.
+        forks: Why history was rewritten, by the index of the first message after it.
+        media_url: Where a part lies, as a relative link; by default, and where it returns None,
+            the page carries the part itself.
+        back: A relative link to a page above this one.
     """
     told = "".join(
         f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
         for name, value in (facts or {}).items()
     )
-    body = "\n".join(_message_html(message) for message in messages)
-    return _PAGE.format(title=_escape(title), style=_STYLE, facts=told, body=body)
+    writer = _Writer(rewards or {}, forks or {}, media_url)
+    body = "\n".join(writer.message(index, message) for index, message in enumerate(messages))
+    up = f'<nav><a href="{_escape(back)}">All episodes</a></nav>' if back else ""
+    return _page(title, body, facts=f"<dl>{told}</dl>", up=up, beside=media_url is not None)
+
+
+def table_page_head(title: str, columns: Sequence[str]) -> str:
+    """Return the beginning of a page with one table; rows are appended behind it.
+
+    HTML lets a page end where its rows end: a table that grows is a file that is appended to.
+    """
+    heads = "".join(f"<th>{_escape(name)}</th>" for name in columns)
+    page = _page(title, "<!--rows-->").partition("<!--rows-->")[0]
+    return f"{page}<table><thead><tr>{heads}</tr></thead><tbody>\n"
+
+
+def table_row(cells: Sequence[str], *, link: str | None = None) -> str:
+    """Return a row for a page that :func:`table_page_head` began; the first cell is the link."""
+    first, *rest = (_escape(cell) for cell in cells)
+    if link is not None:
+        first = f'<a href="{_escape(link)}">{first}</a>'
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in (first, *rest)) + "</tr>\n"
 
 
 def episode_text(episode: Episode, *, width: int = 88) -> str:
@@ -163,83 +204,178 @@ def _escape(text: str) -> str:
     return html.escape(plain(text))
 
 
-def _message_html(message: Message) -> str:
-    inner = ""
-    if isinstance(message, AssistantMessage) and message.reasoning:
-        inner += f"<details><summary>thinking</summary>{_paragraph(message.reasoning)}</details>"
-    inner += "".join(_part_html(part) for part in message.content)
-    if isinstance(message, AssistantMessage):
-        inner += "".join(_call_html(call) for call in message.tool_calls)
+class _Writer:
+    """Writes messages as HTML: with rewards, forks, and links to media that lie beside the page."""
+
+    def __init__(
+        self, rewards: Mapping[int, float], forks: Mapping[int, str], media_url: MediaUrl | None
+    ) -> None:
+        self._rewards = rewards
+        self._forks = forks
+        self._media_url = media_url or (lambda part: None)
+        self._turn = 0
+
+    def message(self, index: int, message: Message) -> str:
+        """Return one message as a section, with what goes before it."""
+        fork = self._forks.get(index)
+        before = ""
+        if fork is not None:
+            before = f'<p class="fork">History was rewritten: {_escape(fork)}</p>'
+        role = _escape(message.role)
+        inner = self._inner(message) or '<p class="note">empty</p>'
+        return (
+            f'{before}<section class="{role}">'
+            f"<h2>{self._head(index, message)}</h2>{inner}</section>"
+        )
+
+    def _head(self, index: int, message: Message) -> str:
+        head = _escape(_heading(message))
+        if isinstance(message, AssistantMessage):
+            self._turn += 1
+            head += f' <span class="turn">turn {self._turn}</span>'
+        reward = self._rewards.get(index)
+        if reward is not None and reward != 0:
+            sign = "good" if reward > 0 else "poor"
+            head += f' <span class="{sign}">reward {reward:+g}</span>'
+        return head
+
+    def _inner(self, message: Message) -> str:
+        inner = ""
+        if isinstance(message, AssistantMessage) and message.reasoning:
+            inner += _folded("thinking", _paragraph(message.reasoning))
+        inner += "".join(self._part(part) for part in message.content)
+        if not isinstance(message, AssistantMessage):
+            return inner
+        calls = [_call_html(call) for call in message.tool_calls]
+        if len(calls) > _MANY_CALLS:
+            names = Counter(call.name or "?" for call in message.tool_calls)
+            what = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in names.items())
+            inner += _folded(f"{len(calls)} tool calls: {what}", "".join(calls))
+        else:
+            inner += "".join(calls)
         if message.finish_reason != "stop":
             inner += f'<p class="note">cut off: {_escape(message.finish_reason)}</p>'
-    inner = inner or '<p class="note">empty</p>'
-    role = _escape(message.role)
-    return f'<section class="{role}"><h2>{_escape(_heading(message))}</h2>{inner}</section>'
+        return inner
+
+    def _part(self, part: Part) -> str:
+        if isinstance(part, Text):
+            return _text_html(part.text)
+        match = _MIME.fullmatch(part.mime)
+        if match is None or match[1] != _KINDS[type(part)]:
+            return f'<p class="note">{_escape(_media_note(part))}</p>'
+        link = self._media_url(part)
+        url = part.data_url() if link is None else _escape(link)
+        if isinstance(part, Image):
+            return f'<img src="{url}" alt="{_escape(_media_note(part))}">'
+        return f'<{match[1]} controls src="{url}"></{match[1]}>'
 
 
 def _paragraph(text: str) -> str:
     return f"<p>{_escape(text)}</p>"
 
 
-def _part_html(part: Part) -> str:
-    if isinstance(part, Text):
-        return _paragraph(part.text)
-    match = _MIME.fullmatch(part.mime)
-    if match is None or match[1] != _KINDS[type(part)]:
-        return f'<p class="note">{_escape(_media_note(part))}</p>'
-    url = part.data_url()
-    if isinstance(part, Image):
-        return f'<img src="{url}" alt="{_escape(_media_note(part))}">'
-    return f'<{match[1]} controls src="{url}"></{match[1]}>'
+def _folded(summary: str, inner: str) -> str:
+    """Return something that opens on a click."""
+    return f"<details><summary>{_escape(summary)}</summary>{inner}</details>"
+
+
+def _text_html(text: str) -> str:
+    lines = text.count("\n") + 1
+    if len(text) <= _LONG_CHARACTERS and lines <= _LONG_LINES:
+        return _paragraph(text)
+    begin = " ".join(text[:200].split())[:80]
+    return _folded(f"{begin}… ({len(text):,} characters, {lines:,} lines)", _paragraph(text))
 
 
 def _call_html(call: ToolCall) -> str:
     if call.error is not None:
         return f'<p class="call bad">{_escape(call_text(call))}</p>'
-    arguments = json.dumps(call.arguments, ensure_ascii=False, indent=2, default=str)
     shown = call_text(call)
-    if len(shown) > 100:
-        name = _escape(call.name)
-        return f'<div class="call"><b>{name}</b><pre>{_escape(arguments)}</pre></div>'
-    return f'<p class="call">{_escape(shown)}</p>'
+    if len(shown) <= 100:
+        return f'<p class="call">{_escape(shown)}</p>'
+    arguments = json.dumps(call.arguments, ensure_ascii=False, indent=2, default=str)
+    inner = f"<pre>{_escape(_readable(call.arguments, arguments))}</pre>"
+    if arguments.count("\n") <= _LONG_LINES and len(arguments) <= _LONG_CHARACTERS:
+        return f'<div class="call"><b>{_escape(call.name)}</b>{inner}</div>'
+    return f'<div class="call">{_folded(f"{shown[:80]}…", inner)}</div>'
+
+
+def _readable(arguments: Mapping[str, object], otherwise: str) -> str:
+    """Show a long text argument, such as a program, with its line breaks."""
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    if not any("\n" in text for text in texts):
+        return otherwise
+    shown = (
+        f"{name}:\n{textwrap.indent(value, '  ')}"
+        if isinstance(value, str) and "\n" in value
+        else f"{name}: {_value(value)}"
+        for name, value in arguments.items()
+    )
+    return "\n".join(shown)
+
+
+def _page(title: str, body: str, *, facts: str = "", up: str = "", beside: bool = False) -> str:
+    """Fill the page in; ``beside``: media may come from files beside it."""
+    return _PAGE.format(
+        title=_escape(title),
+        style=_STYLE,
+        facts=facts,
+        body=body,
+        up=up,
+        beside=" 'self'" if beside else "",
+    )
 
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d8dbe0; --soft: #f4f5f7; --ink: #1c2024;
-  --dim: #68707a; --page: #fff; --user: #3b6fd4; --assistant: #12805c; --tool: #a86a12; }
+  --dim: #646c76; --page: #fff; --user: #3b6fd4; --assistant: #12805c; --tool: #a86a12;
+  --bad: #c2410c; }
 @media (prefers-color-scheme: dark) { :root { --line: #333a42; --soft: #1d2227; --ink: #e6e8eb;
-  --dim: #98a1ab; --page: #14171a; --user: #7aa5f5; --assistant: #4fc296; --tool: #dba04b; } }
+  --dim: #98a1ab; --page: #14171a; --user: #7aa5f5; --assistant: #4fc296; --tool: #dba04b;
+  --bad: #f0824f; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
   max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.25rem; margin: 0 0 .75rem; overflow-wrap: anywhere; }
+a { color: var(--user); } nav { font-size: .875rem; margin-bottom: .5rem; }
 dl { display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; margin: 0 0 1.5rem; }
 dt { font-size: .75rem; color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
 section { border-left: 3px solid var(--line); padding: .1rem 0 .1rem 1rem; margin: 1rem 0; }
 section.user { border-color: var(--user); } section.assistant { border-color: var(--assistant); }
-section.tool { border-color: var(--tool); }
+section.tool { border-color: var(--tool); margin-left: 1rem; }
 h2 { font-size: .8rem; font-weight: 600; color: var(--dim); margin: 0 0 .25rem; }
+.turn { font-weight: 400; margin-left: .5rem; } .good, .poor { margin-left: .5rem; }
+.good { color: var(--assistant); } .poor { color: var(--bad); }
 p, pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .25rem 0; }
 .call, pre { font: .875rem/1.5 ui-monospace, monospace; }
 .call { background: var(--soft); border: 1px solid var(--line); border-radius: 6px;
-  padding: .4rem .6rem; } .bad { border-color: #c2410c; }
+  padding: .4rem .6rem; } .bad { border-color: var(--bad); }
+details { margin: .25rem 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 .note, summary { color: var(--dim); font-size: .875rem; }
+.fork { border-top: 1px dashed var(--dim); color: var(--dim); font-size: .875rem;
+  margin: 2rem 0 1rem; padding-top: .25rem; }
 img, video { display: block; max-width: 100%; margin: .5rem 0; border-radius: 6px; }
 audio { display: block; width: 100%; margin: .5rem 0; }
+table { border-collapse: collapse; font-size: .875rem; width: 100%;
+  font-variant-numeric: tabular-nums; }
+th { text-align: left; color: var(--dim); font-weight: 500; }
+th, td { padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; overflow-wrap: anywhere; }
 """
 
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
-media-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:{beside}; \
+media-src data:{beside}; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{style}</style>
 </head>
 <body>
+{up}
 <h1>{title}</h1>
-<dl>{facts}</dl>
+{facts}
 {body}
 </body>
 </html>
