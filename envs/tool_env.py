@@ -71,6 +71,8 @@ class ToolEnv(Env):
     hook_timeout: float = 60.0
     """Seconds that ``setup``, ``follow_up`` and ``teardown`` may take."""
     system_prompt: str = ""
+    over: bool = False
+    """A tool or ``follow_up`` sets it where the episode is to end with the current turn."""
     _tool_methods: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -191,7 +193,7 @@ class ToolEnv(Env):
             seed: Seeds ``self.rng``.
             options: ``task`` (an id) or ``split`` (``train`` or ``eval``, to choose from).
         """
-        self._running = False
+        self._running = self.over = False
         await self._leave()
         self.seed_rng(seed)
         task = self.task = await self.tasks.fetch(self._choose(dict(options or {})))
@@ -233,7 +235,7 @@ class ToolEnv(Env):
             messages = await self._run_calls(action.tool_calls)
         else:
             messages = await self._reply()
-        terminated = not action.tool_calls and not messages
+        terminated = self.over or not (action.tool_calls or messages)
         truncated = not terminated and self._turn >= self.max_turns
         info: Info = {"task": self._task().id, "turn": self._turn}
         reward = 0.0
