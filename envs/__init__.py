@@ -61,3 +61,4 @@ __all__ = [
 
 register("relax/Calculator-v0", "relax_agent.envs.catalog.calculator:CalculatorEnv")
 register("relax/Search-v0", "relax_agent.envs.catalog.search:SearchEnv")
+register("relax/Gymnasium-v0", "relax_agent.envs.adapters.gymnasium:GymnasiumEnv")

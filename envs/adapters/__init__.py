@@ -1,1 +1,9 @@
-"""Environments of other libraries as agent environments, and the other way round."""
+"""Environments of other libraries as agent environments, and the other way round.
+
+Each library has a module of its own, which imports it when it is used and not before.
+"""
+
+from relax_agent.envs.adapters.gymnasium import from_gymnasium
+from relax_agent.envs.adapters.gymnasium_export import as_gymnasium
+
+__all__ = ["as_gymnasium", "from_gymnasium"]
