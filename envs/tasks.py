@@ -32,9 +32,17 @@ SPLITS: tuple[Split, Split] = ("train", "eval")
 class _Secrets:
     """What only the environment may see. No dataclass fields: ``asdict`` and ``repr`` skip them."""
 
-    __slots__ = ("answer", "data")
-    answer: Any
-    data: Mapping[str, Any]
+    __slots__ = ("_answer", "_data")
+    _answer: Any
+    _data: Mapping[str, Any]
+
+    @property
+    def answer(self) -> Any:
+        return self._answer
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        return self._data
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,8 +66,8 @@ class Task(_Secrets):
     """
 
     def __post_init__(self, answer: Any, data: Mapping[str, Any] | None) -> None:
-        object.__setattr__(self, "answer", answer)
-        object.__setattr__(self, "data", {} if data is None else data)
+        object.__setattr__(self, "_answer", answer)
+        object.__setattr__(self, "_data", {} if data is None else data)
         if not isinstance(self.prompt, str):
             object.__setattr__(self, "prompt", parts(self.prompt))
 
@@ -80,8 +88,9 @@ class Task(_Secrets):
         return Task, self._state()
 
 
-# As defaults of the constructor they became class attributes, which would hide the two slots.
-del Task.answer, Task.data
+# As defaults of the constructor they became class attributes, which hide the two properties.
+for _name in ("answer", "data"):
+    delattr(Task, _name)
 
 
 class LazyTask(Protocol):
