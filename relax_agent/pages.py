@@ -70,6 +70,7 @@ def conversation_html(
     *,
     title: str,
     facts: Mapping[str, str] | None = None,
+    actions: Sequence[int] | None = None,
     rewards: Mapping[int, float] | None = None,
     forks: Mapping[int, str] | None = None,
     media_url: MediaUrl | None = None,
@@ -81,8 +82,10 @@ def conversation_html(
         messages: The conversation.
         title: The page's title.
         facts: What a line under the title tells, e.g. ``{"reward": "1.0"}``.
-        rewards: What an assistant message earned, by its index.
-        forks: Why history was rewritten, by the index of the first message after it.
+        actions: Which messages the policy said, by index; by default every assistant message.
+        rewards: What such a message earned, by its index.
+        forks: Why history was rewritten, by the index of the first message after it. The rewritten
+            messages, up to the next action, are folded.
         media_url: Where a part lies, as a relative link; by default, and where it returns None,
             the page carries the part itself.
         back: A relative link to a page above this one.
@@ -91,8 +94,10 @@ def conversation_html(
         f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
         for name, value in (facts or {}).items()
     )
-    writer = _Writer(rewards or {}, forks or {}, media_url)
-    body = "\n".join(writer.message(index, message) for index, message in enumerate(messages))
+    if actions is None:
+        actions = [i for i, message in enumerate(messages) if isinstance(message, AssistantMessage)]
+    writer = _Writer(actions, rewards or {}, media_url)
+    body = writer.conversation(messages, forks or {})
     up = f'<nav><a href="{_escape(back)}">All episodes</a></nav>' if back else ""
     return _page(title, body, facts=f"<dl>{told}</dl>", up=up, beside=media_url is not None)
 
@@ -208,31 +213,40 @@ class _Writer:
     """Writes messages as HTML: with rewards, forks, and links to media that lie beside the page."""
 
     def __init__(
-        self, rewards: Mapping[int, float], forks: Mapping[int, str], media_url: MediaUrl | None
+        self, actions: Sequence[int], rewards: Mapping[int, float], media_url: MediaUrl | None
     ) -> None:
+        self._turns = {index: turn for turn, index in enumerate(actions, 1)}
         self._rewards = rewards
-        self._forks = forks
         self._media_url = media_url or (lambda part: None)
-        self._turn = 0
 
-    def message(self, index: int, message: Message) -> str:
-        """Return one message as a section, with what goes before it."""
-        fork = self._forks.get(index)
-        before = ""
-        if fork is not None:
-            before = f'<p class="fork">History was rewritten: {_escape(fork)}</p>'
-        role = _escape(message.role)
+    def conversation(self, messages: Sequence[Message], forks: Mapping[int, str]) -> str:
+        """Return all messages, one section each; those of a rewritten history are folded."""
+        out, index = [], 0
+        while index < len(messages):
+            if index not in forks:
+                out.append(self._section(index, messages[index]))
+                index += 1
+                continue
+            stops = (i for i in range(index + 1, len(messages)) if i in self._turns or i in forks)
+            end = next(stops, len(messages))
+            inner = "\n".join(self._section(i, messages[i]) for i in range(index, end))
+            seen = f"what the model sees from here on: {end - index} messages"
+            out.append(
+                f'<div class="fork">History was rewritten: {_escape(forks[index])}'
+                f"{_folded(seen, inner)}</div>"
+            )
+            index = end
+        return "\n".join(out)
+
+    def _section(self, index: int, message: Message) -> str:
         inner = self._inner(message) or '<p class="note">empty</p>'
-        return (
-            f'{before}<section class="{role}">'
-            f"<h2>{self._head(index, message)}</h2>{inner}</section>"
-        )
+        role = _escape(message.role)
+        return f'<section class="{role}"><h2>{self._head(index, message)}</h2>{inner}</section>'
 
     def _head(self, index: int, message: Message) -> str:
         head = _escape(_heading(message))
-        if isinstance(message, AssistantMessage):
-            self._turn += 1
-            head += f' <span class="turn">turn {self._turn}</span>'
+        if index in self._turns:
+            head += f' <span class="turn">turn {self._turns[index]}</span>'
         reward = self._rewards.get(index)
         if reward is not None and reward != 0:
             sign = "good" if reward > 0 else "poor"
@@ -352,8 +366,10 @@ p, pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: .25rem 0; }
 details { margin: .25rem 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 .note, summary { color: var(--dim); font-size: .875rem; }
 .fork { border-top: 1px dashed var(--dim); color: var(--dim); font-size: .875rem;
-  margin: 2rem 0 1rem; padding-top: .25rem; }
-img, video { display: block; max-width: 100%; margin: .5rem 0; border-radius: 6px; }
+  margin: 1.5rem 0; padding: .25rem 0; border-bottom: 1px dashed var(--dim); }
+.fork section { color: var(--ink); font-size: 1rem; }
+img, video { display: block; max-width: 100%; max-height: 30rem; margin: .5rem 0;
+  border-radius: 6px; }
 audio { display: block; width: 100%; margin: .5rem 0; }
 table { border-collapse: collapse; font-size: .875rem; width: 100%;
   font-variant-numeric: tabular-nums; }

@@ -326,6 +326,7 @@ def recorded_html(episode: RecordedEpisode) -> str:
         episode.messages,
         title=title,
         facts=facts,
+        actions=episode.actions,
         rewards=dict(zip(episode.actions, episode.rewards, strict=False)),
         forks=dict(episode.rewrites),
         media_url=lambda part: f"../{media_file(part)}",
