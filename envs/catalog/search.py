@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 from relax_agent.envs.catalog.shared import Expert, at_least, call, is_held_out
 from relax_agent.envs.catalog.world import KINDS, RELATIONS, Relation, World
@@ -96,7 +97,7 @@ def _f1(given: list[str], gold: list[str]) -> float:
     return 2 * shared / (len(given) + len(gold)) if shared else 0.0
 
 
-def _plan(messages: list[Message]) -> AssistantMessage:
+def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
     """Resolve the innermost name first: search its page, open it, read the fact, go on."""
     question = next(m.text for m in reversed(messages) if m.role == "user")
     subject, relations = _parse(question.removeprefix("Name ").removesuffix("."))

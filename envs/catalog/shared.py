@@ -22,8 +22,8 @@ from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant
 
 Maker: TypeAlias = Callable[[random.Random], Task]
 """Draws a task; its id does not matter."""
-Plan: TypeAlias = Callable[[list[Message]], AssistantMessage]
-"""What to say next, given the conversation so far."""
+Plan: TypeAlias = Callable[[list[Message], list[dict[str, Any]]], AssistantMessage]
+"""What to say next, given the conversation so far and the tools' schemas."""
 _MAX_DRAWS = 1000
 
 
@@ -113,7 +113,7 @@ class Expert:
 
     def act(self, messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
         """Return the next message."""
-        action = self._plan(messages)
+        action = self._plan(messages, tools)
         if not self.noise:
             return action
         state = zlib.crc32("\n".join(message.text for message in messages).encode())

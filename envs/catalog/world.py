@@ -97,9 +97,8 @@ _PADDING = (
     "A plaque recalls it.",
     "The older archive burnt down.",
 )
-_SYLLABLES = ("bar", "bel", "dor", "fen", "gal", "hol", "iv", "jor", "kas", "lim") + (
-    ("mor", "nal", "os", "pel", "quin", "ras", "sul", "tor", "ul", "ven")
-)
+_SYLLABLES = ("bar", "bel", "dor", "fen", "gal", "hol", "iv", "jor", "kas", "lim", "mor",
+              "nal", "os", "pel", "quin", "ras", "sul", "tor", "ul", "ven")  # fmt: skip
 _WARES = ("kettles", "chairs", "lamps", "flutes", "clocks", "anchors", "saddles", "kites")
 _STUFF = ("copper", "oak", "glass", "silk", "iron")
 _THINGS = ("Garden", "Winter", "Mirror", "Harbour", "Orchard", "Letter", "Station", "Violin")
