@@ -89,6 +89,8 @@ class Play:
     """One for each step."""
     turns: int = 0
     """Assistant messages."""
+    actions: list[int] = field(default_factory=list)
+    """Where in ``messages`` stands what the policy said."""
     metrics: dict[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
@@ -121,6 +123,7 @@ class Play:
             "reward": self.reward,
             "rewards": list(self.rewards),
             "turns": self.turns,
+            "actions": list(self.actions),
             "metrics": dict(self.metrics),
             "terminated": self.terminated,
             "truncated": self.truncated,
@@ -357,6 +360,7 @@ class _Player:
 
     def _hear(self, action: AssistantMessage) -> None:
         record = self._record
+        record.actions.append(len(record.messages))
         record.messages.append(action)
         self._view.append(action)
         record.turns += 1
