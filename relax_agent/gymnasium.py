@@ -26,11 +26,13 @@ from relax_agent.envs.adapters.gymnasium_export import (
     agent_env_class,
     as_gymnasium,
 )
+from relax_agent.envs.adapters.gymnasium_space import message_space_class
 from relax_agent.envs.registration import load_plugins, registry
 from relax_agent.envs.specs import EnvSpec
 
 __all__ = [
     "AgentEnv",
+    "MessageSpace",
     "as_gymnasium",
     "decode_action",
     "decode_observation",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 AgentEnv = agent_env_class()
+MessageSpace = message_space_class()
 
 
 def make_agent_env(

@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -190,6 +191,12 @@ class Threads:
         """Run ``function`` in a thread and wait for it."""
         return await self.submit(function)
 
+    def forget(self) -> None:
+        """Begin anew: a fork takes this object along, and none of its threads."""
+        self._idle.clear()
+        self._lock = threading.Lock()
+        self._running = 0
+
     def _take_back(self, worker: Worker) -> bool:
         with self._lock:
             self._running -= 1
@@ -201,3 +208,4 @@ class Threads:
 
 THREADS = Threads()
 """The process's threads for sync tools and sync scoring functions."""
+os.register_at_fork(after_in_child=THREADS.forget)

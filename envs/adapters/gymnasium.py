@@ -107,7 +107,8 @@ class GymnasiumEnv(SyncEnv):
             action_names: Names for the actions of a Discrete space, in order.
             component_names: Names for the numbers of an observation, in order.
             tool_name: The name of the tool.
-            prompt: The first message; ``{observation}`` stands for the first observation.
+            prompt: The first message; ``{observation}`` stands for the first observation. By
+                default it says what to do, as far as that is known.
             reply: The answer to an action, with ``{observation}``, ``{reward}`` and ``{step}``.
             tasks: How many seeds to train on, or which; None leaves the seed to ``reset``.
             eval_tasks: How many other seeds to hold out, or which; only used with ``tasks``.
@@ -167,10 +168,13 @@ class GymnasiumEnv(SyncEnv):
     def _default_prompt(self) -> str:
         task = gymnasium_names.TASKS.get(self._name, f"Act in the environment {self._name}.")
         space = self.gym.observation_space
-        note = gymnasium_spaces.describe_observation(space, self._component_names)
-        plain = self._observation.startswith("text") and self._describe is None
-        lines = [task, note if plain else "", self._how(), "", "{observation}"]
-        return "\n".join(line for i, line in enumerate(lines) if line or i == 3)
+        lines = [task, self._how()]
+        if self._observation.startswith("text"):
+            lines.append(gymnasium_names.scene(self._name, self.gym))
+            if self._describe is None:
+                lines.append(gymnasium_spaces.describe_observation(space, self._component_names))
+        shown = [] if self._observation == "image" else ["", "{observation}"]
+        return "\n".join([*filter(None, lines), *shown])
 
     def _how(self) -> str:
         if not self._by_text:
@@ -270,6 +274,7 @@ class GymnasiumEnv(SyncEnv):
             value = json.loads(text)
             yield value if isinstance(value, dict) else {gymnasium_spaces.ARGUMENT: value}
         names = {name.lower(): name for name in self._action_names or ()}
+        names |= {str(number): name for number, name in enumerate(self._action_names or ())}
         word = text.strip(" .!\"'`").lower()
         yield {gymnasium_spaces.ARGUMENT: names.get(word, text)}
 

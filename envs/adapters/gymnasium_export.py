@@ -29,6 +29,7 @@ from relax_agent.envs.adapters.gymnasium_codec import (
     decode_action,
     encode_observation,
 )
+from relax_agent.envs.adapters.gymnasium_space import message_space_class
 from relax_agent.envs.core import Env, SyncEnv
 from relax_agent.envs.registration import make_async
 from relax_agent.envs.specs import EnvSpec
@@ -126,7 +127,7 @@ class _AgentEnv(_Gym):
         gymnasium = require("gymnasium", "gymnasium", extra="envs")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode!r} is not known", hint="ansi, or None")
-        self.observation_space = gymnasium.spaces.Text(max_chars, min_length=0, charset=ALPHABET)
+        self.observation_space = message_space_class()(max_chars, min_length=0, charset=ALPHABET)
         self.action_space = gymnasium.spaces.Text(_MAX_ACTION_CHARS, min_length=0, charset=ALPHABET)
         self.render_mode = render_mode
         self._timeout_s = timeout_s

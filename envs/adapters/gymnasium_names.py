@@ -7,7 +7,7 @@ tell the names of their actions themselves.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 ACTIONS: Mapping[str, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ def describer(name: str, env: Any) -> Callable[[Any], str] | None:
     """Return the function that puts an observation of a grid world into words."""
     bare = env.unwrapped
     if name.startswith("FrozenLake") and hasattr(bare, "desc"):
-        return lambda value: _cell(value, bare.ncol) + _map(bare.desc)
+        return lambda value: _cell(value, bare.ncol)
     if name.startswith("CliffWalking") and hasattr(bare, "shape"):
         rows, columns = bare.shape
         goal = f"; the goal is at row {rows - 1}, column {columns - 1}"
@@ -100,9 +100,14 @@ def _cell(value: Any, columns: int) -> str:
     return f"you are at row {row}, column {column}"
 
 
-def _map(desc: Any) -> str:
-    rows: Sequence[Any] = desc.tolist()
-    return "\n" + "\n".join(b"".join(row).decode() for row in rows)
+def scene(name: str, env: Any) -> str:
+    """Return the map of a grid world, which stays the same for the whole episode."""
+    desc = getattr(env.unwrapped, "desc", None)
+    if desc is None or not name.startswith(("FrozenLake", "Taxi")):
+        return ""
+    rows = [b"".join(row).decode() for row in desc.tolist()]
+    note = "\n| is a wall, : is none" if name == "Taxi" else ""
+    return "\n".join(rows) + note
 
 
 _TAXI_STOPS = ("red (row 0, column 0)", "green (row 0, column 4)", "yellow (row 4, column 0)",
