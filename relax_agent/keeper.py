@@ -39,8 +39,10 @@ class KeptChild:
         env: Mapping[str, str],
         cwd: Path | str | None,
         pass_fds: Sequence[int],
+        on_output: Callable[[bytes], object] | None = None,
     ) -> None:
         self.name = name
+        self._on_output = on_output
         self.on_end: Callable[[], None] | None = None
         self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ended.set_running_or_notify_cancel()  # so that nobody who waits can cancel it
@@ -174,6 +176,9 @@ class KeptChild:
                 return False
             most -= len(data)
             self._output += data
+            if self._on_output is not None:
+                with contextlib.suppress(Exception):  # the child must not stop for it
+                    self._on_output(data)
             if len(self._output) > 2 * _TAIL_BYTES:
                 del self._output[:-_TAIL_BYTES]
         return True

@@ -32,7 +32,7 @@ import itertools
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,7 @@ class LinkedProcess:
         cwd: Path | str | None = None,
         pass_fds: Sequence[int] = (),
         failure: type[RelaxError] = RelaxError,
+        on_output: Callable[[bytes], object] | None = None,
     ) -> LinkedProcess:
         """Start a child and block until it is ready; needs no event loop, and works beside one.
 
@@ -96,13 +97,14 @@ class LinkedProcess:
             cwd: Its working directory.
             pass_fds: More file descriptors that it inherits under the same numbers.
             failure: What to raise for an error that is none of this project's own.
+            on_output: Called with what the child prints, in its keeper's thread.
 
         Raises:
             ConfigError: The program cannot be started.
             ChildDied: It ended before it was ready.
             RelaxError: It took too long (``failure``), or its ``setup`` raised.
         """
-        link = cls._spawn(name, argv, env, cwd, pass_fds, failure)
+        link = cls._spawn(name, argv, env, cwd, pass_fds, failure, on_output)
         try:
             link._read_hello(time.monotonic() + start_timeout_s, start_timeout_s)
         except BaseException:
@@ -121,9 +123,12 @@ class LinkedProcess:
         cwd: Path | str | None = None,
         pass_fds: Sequence[int] = (),
         failure: type[RelaxError] = RelaxError,
+        on_output: Callable[[bytes], object] | None = None,
     ) -> LinkedProcess:
         """Do what :meth:`start` does without blocking the event loop; cancelling kills."""
-        link = await THREADS.run(partial(cls._spawn, name, argv, env, cwd, pass_fds, failure))
+        link = await THREADS.run(
+            partial(cls._spawn, name, argv, env, cwd, pass_fds, failure, on_output)
+        )
         try:
             link.hello, _ = await link._wait_for(READY, b"", start_timeout_s, "was not ready")
         except BaseException:
@@ -140,6 +145,7 @@ class LinkedProcess:
         cwd: Path | str | None,
         pass_fds: Sequence[int],
         failure: type[RelaxError],
+        on_output: Callable[[bytes], object] | None,
     ) -> LinkedProcess:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -147,7 +153,9 @@ class LinkedProcess:
             words = [word.replace("{link_fd}", number) for word in argv]
             variables = {"PYTHONUNBUFFERED": "1", **(env or {}), LINK_FD: number}
             try:
-                child = KeptChild(name, words, variables, cwd, [theirs.fileno(), *pass_fds])
+                child = KeptChild(
+                    name, words, variables, cwd, [theirs.fileno(), *pass_fds], on_output
+                )
             except BaseException:
                 ours.close()
                 raise
