@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from relax_agent.envs.catalog.shared import Expert, at_least, call, is_held_out
+from relax_agent.envs.catalog.shared import Expert, call, is_held_out, within
 from relax_agent.envs.catalog.world import KINDS, RELATIONS, Relation, World
 from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
@@ -44,8 +44,8 @@ class SearchEnv(ToolEnv):
             task_seed: Other seeds give other worlds.
             max_turns: Assistant messages after which an episode is cut.
         """
-        at_least(1, hops=hops)
-        at_least(20, pages=pages)
+        within("hops", hops, 1, 6)
+        within("pages", pages, 20)
         index, tasks = _encyclopedia(hops, pages, task_seed)
         super().__init__(tools=index.toolset(), tasks=tasks, max_turns=max_turns)
 

@@ -59,7 +59,8 @@ class DrawnTasks(TaskSet):
             eval: How many to hold out.
             recipe: A seed, and whatever else changes what ``make`` draws.
         """
-        at_least(1, train_tasks=train, eval_tasks=eval)
+        within("train_tasks", train, 1)
+        within("eval_tasks", eval, 1)
         self._recipe = f"{recipe}"
 
         def numbered(split: Split, count: int) -> list[_DrawnTask]:
@@ -78,11 +79,11 @@ def is_held_out(thing: object, one_in: int = 2) -> bool:
     return zlib.crc32(repr(thing).encode()) % one_in == 0
 
 
-def at_least(minimum: int, **numbers: int) -> None:
-    """Raise ConfigError if one of the named arguments is below ``minimum``."""
-    for name, value in numbers.items():
-        if value < minimum:
-            raise ConfigError(f"{name} must be at least {minimum}, not {value}")
+def within(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Raise ConfigError if the argument ``name`` is out of its range."""
+    if value < least or (most is not None and value > most):
+        words = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} must be {words}, not {value}")
 
 
 def call(name: str, **arguments: Any) -> AssistantMessage:

@@ -19,7 +19,7 @@ from math import isqrt
 from typing import Any, Literal
 
 from relax_agent.envs.catalog.grids import Grid, draw, show, solutions
-from relax_agent.envs.catalog.shared import DrawnTasks, Expert, at_least, call
+from relax_agent.envs.catalog.shared import DrawnTasks, Expert, call, within
 from relax_agent.envs.rewards import Rubric
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
@@ -60,9 +60,7 @@ class SudokuEnv(ToolEnv):
             raise ConfigError(f"size={size!r}, moves={moves!r}: 4 or 9, and 'tool' or 'text'")
         self.size, self.moves = size, moves
         self.blanks = {4: 8, 9: 40}[size] if blanks is None else blanks
-        at_least(1, blanks=self.blanks)
-        if self.blanks > (most := {4: 10, 9: 50}[size]):
-            raise ConfigError(f"a grid of size {size} has at most {most} blanks", hint="fewer")
+        within("blanks", self.blanks, 1, {4: 10, 9: 50}[size])
         make = partial(draw, size=size, blanks=self.blanks)
         how = "call place" if moves == "tool" else "write lines such as `2 3 = 4`"
         super().__init__(
