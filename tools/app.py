@@ -12,28 +12,23 @@ When a caller goes away, its call is cancelled. With a token, everything but the
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from relax_agent.errors import ToolErrorKind
 from relax_agent.messages import ToolCall
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.result import ToolResult
 from relax_agent.tools.toolset import Toolset, refuse
+from relax_agent.tools.web import json_response, protect, unless_gone
 
 MAX_REQUEST_BYTES = 1 << 20
 """Size of the arguments of one call."""
 MANIFEST_VERSION = 1
-_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-_LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"::1"})
+_GONE = ToolResult.failure(ToolErrorKind.UNAVAILABLE, "the caller went away")
 _STATUS = {
     None: 200,
     ToolErrorKind.INVALID_ARGUMENTS: 422,
@@ -62,10 +57,7 @@ def create_tool_app(
     for tool in toolset:
         _add_tool(app, tool, counts, max_request_bytes)
     _add_unknown(app, toolset)
-    if token is None:
-        app.add_middleware(_NoForeignPages)
-    else:
-        app.add_middleware(_BearerToken, token=token)
+    protect(app, token)
     return app
 
 
@@ -86,52 +78,8 @@ def manifest(toolset: Toolset) -> dict[str, Any]:
     }
 
 
-class _BearerToken:
-    """ASGI middleware: no token, no answer. Compared in constant time."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if hmac.compare_digest(given, self._expected):
-            await self._app(scope, receive, send)
-            return
-        headers = {"WWW-Authenticate": "Bearer"}
-        await _json({"detail": "a valid bearer token is required"}, 401, headers)(
-            scope, receive, send
-        )
-
-
-class _NoForeignPages:
-    """ASGI middleware for a server without a token: web pages from elsewhere cannot call it.
-
-    Any page that a browser shows may post to the loopback; the browser says where it came from.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = dict(scope.get("headers", ())).get(b"origin")
-        if origin is None or urlsplit(origin).hostname in _LOOPBACK:
-            await self._app(scope, receive, send)
-            return
-        reply = _json({"detail": "web pages may not call this server without a token"}, 403)
-        await reply(scope, receive, send)
-
-
-def _json(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(data, ensure_ascii=False).encode()
-    return Response(body, status, headers, media_type="application/json")
-
-
 def _reply(result: ToolResult) -> Response:
-    return _json(result.to_json(), _STATUS[result.error])
+    return json_response(result.to_json(), _STATUS[result.error])
 
 
 def _add_probes(app: FastAPI, toolset: Toolset, counts: Counter[tuple[str, str]]) -> None:
@@ -167,7 +115,7 @@ def _add_tool(
         if isinstance(arguments, ToolResult):
             result = arguments
         else:
-            result = await _unless_gone(request, lambda: tool.invoke(arguments))
+            result = await unless_gone(request, lambda: tool.invoke(arguments)) or _GONE
         counts[tool.name, result.error.value if result.error else "ok"] += 1
         return _reply(result)
 
@@ -210,18 +158,3 @@ async def _arguments(request: Request, max_bytes: int) -> Any:
     except (ValueError, RecursionError) as error:
         message = f"the arguments are not JSON: {error}"
         return ToolResult.failure(ToolErrorKind.INVALID_ARGUMENTS, message)
-
-
-async def _unless_gone(request: Request, run: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
-    """Run the call, and cancel it if its caller hangs up first."""
-    call = asyncio.ensure_future(run())
-    gone = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if call.done():
-            return call.result()
-        return ToolResult.failure(ToolErrorKind.UNAVAILABLE, "the caller went away")
-    finally:
-        for task in (call, gone):
-            task.cancel()
-        await asyncio.gather(call, gone, return_exceptions=True)
