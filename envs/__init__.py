@@ -6,6 +6,7 @@ when they are made.
 """
 
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv, Wrapper
+from relax_agent.envs.jobs import Job
 from relax_agent.envs.playing import Play, PlayLimits, play
 from relax_agent.envs.policies import Policy, RandomPolicy, ScriptedPolicy
 from relax_agent.envs.registration import (
@@ -23,12 +24,14 @@ from relax_agent.envs.registration import (
 from relax_agent.envs.rewards import Reward, Rubric
 from relax_agent.envs.tasks import Split, Task, TaskOrder, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
+from relax_agent.envs.vector import VectorEnv, make_vec
 from relax_agent.envs.wrappers import TimeLimit
 
 __all__ = [
     "Env",
     "EnvSpec",
     "Info",
+    "Job",
     "Play",
     "PlayLimits",
     "Policy",
@@ -46,12 +49,14 @@ __all__ = [
     "ToolEnv",
     "Transcript",
     "TimeLimit",
+    "VectorEnv",
     "Wrapper",
     "WrapperSpec",
     "load_module_envs",
     "load_plugins",
     "make",
     "make_async",
+    "make_vec",
     "play",
     "pprint_registry",
     "register",

@@ -32,7 +32,7 @@ from relax_agent.tools import AnyToolset, Toolset
 
 if TYPE_CHECKING:
     from relax_agent.envs.tasks import TaskSet
-    from relax_agent.envs.tool_env import Transcript
+    from relax_agent.envs.transcript import Transcript
 
 Info: TypeAlias = dict[str, Any]
 StepResult: TypeAlias = tuple[Observation, float, bool, bool, Info]

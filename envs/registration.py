@@ -12,11 +12,13 @@ or when the registry is listed.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import difflib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
@@ -47,6 +49,8 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 registry: dict[str, EnvSpec] = {}
 """Every registered environment by id."""
+watchers: list[Callable[[EnvSpec], object]] = []
+"""Called with each spec that is registered from then on."""
 _loaded_plugins = False
 
 
@@ -106,7 +110,20 @@ def register(
             hint="choose another name or version",
         )
     registry[id] = spec
+    for watch in watchers:
+        watch(spec)
     return spec
+
+
+def _resolve(env: str | EnvSpec, isolation: Isolation | None, kwargs: Mapping[str, Any]) -> EnvSpec:
+    """Return the spec of what is to be built, all its arguments included."""
+    check_isolation(isolation)
+    chosen = spec(env) if isinstance(env, str) else env
+    return replace(
+        chosen,
+        kwargs={**chosen.kwargs, **kwargs},
+        isolation=isolation if isolation is not None else chosen.isolation,
+    )
 
 
 def spec(env_id: str) -> EnvSpec:
@@ -158,22 +175,46 @@ async def make_async(
     loop; what takes long belongs into its ``reset``.
     """
     blocks, build = _plan(env, isolation, start_timeout_s, kwargs)
-    return await THREADS.run(build) if blocks else build()
+    if not blocks:
+        return build()
+    job = THREADS.submit(build)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        job.add_done_callback(_close_late)
+        raise
+
+
+_late: set[asyncio.Task[None]] = set()
+
+
+def _close_late(job: asyncio.Future[Env]) -> None:
+    """Close an environment that was built after its caller had gone."""
+    if not job.cancelled() and job.exception() is None:
+        task = asyncio.ensure_future(job.result().close())
+        _late.add(task)
+        task.add_done_callback(_late.discard)
+
+
+def planned(
+    env: str | EnvSpec, isolation: Isolation | None, kwargs: dict[str, Any]
+) -> EnvSpec | None:
+    """Check what ``make`` would be given; return the spec, or None for an address."""
+    _plan(env, isolation, START_TIMEOUT_S, kwargs)
+    return None if _is_address(env) else _resolve(env, isolation, kwargs)
+
+
+def _is_address(env: str | EnvSpec) -> bool:
+    return isinstance(env, str) and env.startswith(("ws://", "wss://"))
 
 
 def _plan(
     env: str | EnvSpec, isolation: Isolation | None, start_timeout_s: float, kwargs: dict[str, Any]
 ) -> tuple[bool, Callable[[], Env]]:
     """Return what builds the environment, and whether it may block for long."""
-    check_isolation(isolation)
-    if isinstance(env, str) and env.startswith(("ws://", "wss://")):
-        return True, partial(_connect, env, isolation, start_timeout_s, kwargs)
-    chosen = spec(env) if isinstance(env, str) else env
-    chosen = replace(
-        chosen,
-        kwargs={**chosen.kwargs, **kwargs},
-        isolation=isolation if isolation is not None else chosen.isolation,
-    )
+    if _is_address(env):
+        return True, partial(_connect, str(env), isolation, start_timeout_s, kwargs)
+    chosen = _resolve(env, isolation, kwargs)
     if chosen.isolation == "process":
         return True, partial(_isolated, chosen, start_timeout_s)
     factory = _load(chosen.entry_point, chosen.id)
@@ -203,21 +244,37 @@ def _isolated(chosen: EnvSpec, start_timeout_s: float) -> Env:
 
 
 def _here(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:
-    try:
+    with _blamed(f"{chosen.id}: its constructor"):
         built = _construct(factory, chosen, start_timeout_s)
-    except RelaxError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise EnvError(f"{chosen.id}: its constructor raised {reason}") from error
     built.spec = replace(chosen, wrappers=())
     for item in chosen.wrappers:
-        wrap = _load(item.entry_point, chosen.id)
-        _check_arguments(
-            f"{chosen.id}: {label_of(item.entry_point)}", partial(wrap, built), item.kwargs
-        )
-        built = wrap(built, **item.kwargs)
+        built = _wrapped(built, item, chosen.id)
     return Guard(built)
+
+
+def _wrapped(built: Env, item: WrapperSpec, env_id: str) -> Env:
+    owner = f"{env_id}: {label_of(item.entry_point)}"
+    wrap = partial(_load(item.entry_point, env_id), built)
+    _check_arguments(owner, wrap, item.kwargs)
+    with _blamed(owner):
+        wrapped = wrap(**item.kwargs)
+    if not isinstance(wrapped, Env):
+        raise ConfigError(
+            f"{owner} gave {type(wrapped).__name__}, not an Env",
+            hint="derive the class from relax_agent.Wrapper",
+        )
+    return wrapped
+
+
+@contextlib.contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Name whose code raised, in an EnvError."""
+    try:
+        yield
+    except RelaxError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def _construct(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:

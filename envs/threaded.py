@@ -30,7 +30,7 @@ from relax_agent.tools import AnyToolset
 
 if TYPE_CHECKING:
     from relax_agent.envs.tasks import TaskSet
-    from relax_agent.envs.tool_env import Transcript
+    from relax_agent.envs.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,8 @@ def abandoned() -> int:
 class ThreadedEnv(Env):
     """Gives the plain functions of an environment its own thread; all look async from outside."""
 
+    _closed = True  # until there is a thread
+
     def __init__(
         self,
         factory: Callable[[], SyncEnv | Env],
@@ -61,27 +63,28 @@ class ThreadedEnv(Env):
             start_timeout_s: Seconds that it may take.
         """
         self._dead: str | None = None
-        self._closed = False
         self._worker = Worker("relax-env")
+        self._closed = False
         self.inner: Any = self._construct(factory, start_timeout_s)
         self._plain = plain_calls(type(self.inner))
 
     def _construct(self, factory: Callable[[], Any], timeout_s: float) -> Any:
+        def build() -> Any:
+            inner = factory()
+            if self._dead is not None and "close" in plain_calls(type(inner)):
+                inner.close()  # nobody waits for it any more
+            return inner
+
         try:
-            return self._worker.run_blocking(factory, timeout_s)
+            return self._worker.run_blocking(build, timeout_s)
         except concurrent.futures.TimeoutError as error:
             if not self._worker.busy:
-                self._worker.close()
                 raise  # the constructor's own
             self._abandon(f"its constructor took over {timeout_s:g} s")
-            self._worker.close()
             raise EnvError(
                 f"the environment's constructor took over {timeout_s:g} s",
                 hint="make(…, start_timeout_s=…) gives it longer; slow work belongs into reset()",
             ) from error
-        except BaseException:
-            self._worker.close()
-            raise
 
     @property
     def tools(self) -> AnyToolset:  # type: ignore[override]

@@ -8,6 +8,7 @@
     ├── EnvError               an environment broke its contract or raised
     │   ├── ResetNeeded        step() before reset(), or after the episode's end
     │   ├── InvalidAction      the action is not an AssistantMessage
+    │   ├── EnvBusy            reset() or step() while another call of it still runs
     │   └── UnknownEnv         no environment is registered under that id
     ├── PolicyError            a policy that is not a model failed, e.g. its script is over
     ├── ToolError              a tool call failed; carries a kind (see ToolErrorKind)
@@ -102,6 +103,10 @@ class ResetNeeded(EnvError):
 
 class InvalidAction(EnvError):
     """The action is not an AssistantMessage."""
+
+
+class EnvBusy(EnvError):
+    """``reset()`` or ``step()`` was called while another call of the environment still runs."""
 
 
 class UnknownEnv(EnvError):

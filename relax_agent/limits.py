@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -133,6 +133,39 @@ async def bounded(call: Awaitable[T], left: Callable[[], float]) -> T:
     raise Overrun
 
 
+async def all_bounded(calls: Sequence[Awaitable[T]], seconds: float) -> list[T | Exception]:
+    """Await all calls at once; each item is a result, what was raised, or Overrun."""
+    tasks = [asyncio.ensure_future(contained(call)) for call in calls]
+    late: set[asyncio.Future[T]] = set()
+    try:
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+    finally:
+        await _stop_all([task for task in tasks if not task.done()])
+    return [Overrun() if task in late else _outcome_or_error(task) for task in tasks]
+
+
+async def _stop_all(tasks: Sequence[asyncio.Future[T]]) -> None:
+    for task in tasks:
+        task.add_done_callback(_seen)
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=GRACE_S)
+
+
+def _outcome_or_error(task: asyncio.Future[T]) -> T | Exception:
+    try:
+        return outcome(task)
+    except Exception as error:
+        return error
+
+
+def _seen(task: asyncio.Future[T]) -> None:
+    """Look at the outcome of a task that nobody waits for, so that it is no unseen exception."""
+    if not task.cancelled():
+        task.exception()
+
+
 def outcome(task: asyncio.Future[T]) -> T:
     """Return the result of a finished task; its own cancellation is not the caller's."""
     if task.cancelled():
@@ -150,7 +183,7 @@ async def contained(call: Awaitable[T]) -> T:
 
 async def stop(task: asyncio.Future[T]) -> None:
     """Cancel a task, if it still runs, and see it end or give it up after :data:`GRACE_S`."""
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
+    task.add_done_callback(_seen)
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=GRACE_S)
