@@ -68,5 +68,6 @@ register("relax/Calculator-v0", "relax_agent.envs.catalog.calculator:CalculatorE
 register("relax/Search-v0", "relax_agent.envs.catalog.search:SearchEnv")
 register("relax/Sudoku-v0", "relax_agent.envs.catalog.sudoku:SudokuEnv")
 register("relax/TextGame-v0", "relax_agent.envs.catalog.text_game:TextGameEnv")
+register("relax/SQL-v0", "relax_agent.envs.catalog.sql:SqlEnv")
 register("relax/Gymnasium-v0", "relax_agent.envs.adapters.gymnasium:GymnasiumEnv")
 register("relax/SkyRLGym-v0", "relax_agent.envs.adapters.skyrl_gym:SkyRLGymEnv")
