@@ -27,7 +27,7 @@ from relax_agent.envs.adapters.gymnasium_export import (
     as_gymnasium,
 )
 from relax_agent.envs.adapters.gymnasium_space import message_space_class
-from relax_agent.envs.registration import load_plugins, registry
+from relax_agent.envs.registration import load_plugins, registry, watchers
 from relax_agent.envs.specs import EnvSpec
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "encode_action",
     "encode_observation",
     "make_agent_env",
-    "register_all",
 ]
 
 AgentEnv = agent_env_class()
@@ -60,12 +59,16 @@ def make_agent_env(
     return as_gymnasium(known, render_mode=render_mode, **kwargs)
 
 
-def register_all() -> None:
-    """Register with Gymnasium what is registered here and is not there yet."""
+def _register(spec: EnvSpec) -> None:
+    if spec.id not in gymnasium.registry:
+        gymnasium.register(spec.id, ENTRY_POINT, kwargs={"relax_spec": spec.id})
+
+
+def _register_all() -> None:
     load_plugins()
-    for env_id in list(registry):
-        if env_id not in gymnasium.registry:
-            gymnasium.register(env_id, ENTRY_POINT, kwargs={"relax_spec": env_id})
+    for spec in registry.values():
+        _register(spec)
+    watchers.append(_register)
 
 
-register_all()
+_register_all()

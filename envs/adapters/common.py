@@ -38,7 +38,7 @@ def require(module: str, package: str, *, extra: str = "", install: str | None =
         extra: The extra of this project that brings it, if one does.
         install: What to install otherwise, e.g. ``gem-llm==0.1.0``.
     """
-    if module in sys.modules:
+    if sys.modules.get(module) is not None:
         return sys.modules[module]
     try:
         with PrivateRandomness(0).swapped_in(), _logging_kept():

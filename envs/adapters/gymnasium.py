@@ -33,6 +33,7 @@ from relax_agent.envs.core import Env, Info, StepResult, SyncEnv
 from relax_agent.envs.registration import make
 from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.errors import ConfigError, EnvError, MissingExtraError, ToolError, ToolErrorKind
+from relax_agent.importing import import_named
 from relax_agent.messages import (
     AssistantMessage,
     Image,
@@ -424,13 +425,13 @@ def _open(env_id: Any, env_args: dict[str, Any], render_mode: str | None) -> Any
 
 
 def _require_registered(gymnasium: Any, env_id: str) -> None:
+    module, _, name = env_id.rpartition(":")
+    if module:
+        import_named(module)
     try:
-        gymnasium.spec(env_id)
+        gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv as error:
-        name = env_id.rpartition(":")[2]
         raise unknown("Gymnasium environment", name, gymnasium.registry) from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{env_id}: {error.msg}", hint="is the module on the path?") from error
     except gymnasium.error.Error as error:
         raise ConfigError(f"{env_id!r} is not an id of Gymnasium", hint=str(error)) from error
 
