@@ -14,16 +14,21 @@ environment which runs in another process and keeps its answers there.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, Unpack
 
 from relax_agent.errors import ConfigError, EnvError
 from relax_agent.messages import Message, Part, parts
 from relax_agent.threads import THREADS
+
+if TYPE_CHECKING:
+    import datasets
+
+    from relax_agent.envs.task_columns import Columns
+    from relax_agent.envs.task_sources import Paths, Source
 
 Split: TypeAlias = Literal["train", "eval"]
 SPLITS: tuple[Split, Split] = ("train", "eval")
@@ -118,7 +123,9 @@ class TaskSet:
         ids = []
         for task in tasks:
             if task.id in self._tasks:
-                raise ConfigError(f"two tasks have the id {task.id!r}")
+                places = [getattr(self._tasks[task.id], "where", ""), getattr(task, "where", "")]
+                told = f": {places[0]} and {places[1]}" if all(places) else ""
+                raise ConfigError(f"two tasks have the id {task.id!r}{told}")
             self._tasks[task.id] = task
             ids.append(task.id)
         return tuple(ids)
@@ -145,16 +152,145 @@ class TaskSet:
         """
         sides: tuple[list[Task], list[Task]] = ([], [])
         for task in tasks:
-            number = int.from_bytes(hashlib.sha256(task.id.encode()).digest()[:8])
-            sides[number < eval_share * 2**64].append(task)
+            sides[chosen_for_eval(task.id, eval_share)].append(task)
         return cls(*sides)
 
     @classmethod
-    def from_jsonl(cls, train: Path | str, eval: Path | str | None = None) -> TaskSet:
-        """Read one task a line: ``{"id"?, "prompt", "answer"?, "data"?}``."""
-        return cls(
-            _read_jsonl(Path(train), "train"), _read_jsonl(Path(eval), "eval") if eval else ()
+    def from_jsonl(
+        cls,
+        train: Paths,
+        eval: Paths | None = None,
+        *,
+        eval_share: float | None = None,
+        eval_ids: Collection[str] | None = None,
+        **columns: Unpack[Columns],
+    ) -> TaskSet:
+        """Read one task a line: ``{"prompt": …, "answer": …}``.
+
+        Args:
+            train: A file, or several.
+            eval: The held-out tasks' file or files.
+            eval_share: Or hold out a share of ``train``, chosen by a hash of the id.
+            eval_ids: Or hold out these.
+            columns: What the columns are for, if they are not called ``prompt``, ``answer`` and
+                ``id``; which hold media. See :class:`~relax_agent.envs.task_columns.Columns`.
+
+        Raises:
+            ConfigError: Something is wrong with a file or a row; names it.
+        """
+        return cls._from_files("jsonl", train, eval, eval_share, eval_ids, columns)
+
+    @classmethod
+    def from_csv(
+        cls,
+        train: Paths,
+        eval: Paths | None = None,
+        *,
+        eval_share: float | None = None,
+        eval_ids: Collection[str] | None = None,
+        **columns: Unpack[Columns],
+    ) -> TaskSet:
+        """Read a CSV file with a header (``.tsv``: separated by tabs); see :meth:`from_jsonl`."""
+        return cls._from_files("csv", train, eval, eval_share, eval_ids, columns)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        train: Paths,
+        eval: Paths | None = None,
+        *,
+        eval_share: float | None = None,
+        eval_ids: Collection[str] | None = None,
+        **columns: Unpack[Columns],
+    ) -> TaskSet:
+        """Read Parquet; see :meth:`from_jsonl`. Media columns stay on disk until looked up."""
+        return cls._from_files("parquet", train, eval, eval_share, eval_ids, columns)
+
+    @classmethod
+    def _from_files(
+        cls,
+        kind: str,
+        train: Paths,
+        eval: Paths | None,
+        eval_share: float | None,
+        eval_ids: Collection[str] | None,
+        columns: Columns,
+    ) -> TaskSet:
+        from relax_agent.envs.task_sources import Holdout, from_files
+
+        return cls(*from_files(kind, train, eval, Holdout(eval_share, eval_ids), columns))
+
+    @classmethod
+    def from_dataset(
+        cls,
+        source: datasets.Dataset | datasets.DatasetDict | datasets.IterableDataset | Path | str,
+        *,
+        name: str | None = None,
+        train: str = "train",
+        eval: str | None = "auto",
+        limit: int | None = None,
+        eval_share: float | None = None,
+        eval_ids: Collection[str] | None = None,
+        **columns: Unpack[Columns],
+    ) -> TaskSet:
+        """Take a data set of the ``datasets`` library.
+
+        Args:
+            source: An object of that library, a folder, or the id of a data set on the hub.
+            name: Its configuration, for a folder or an id.
+            train: The split to train on.
+            eval: The split that is held out; ``auto`` takes the first there is of
+                ``validation``, ``eval``, ``val``, ``valid``, ``dev`` and ``test``; None: none.
+            limit: At most so many rows a split. A stream (``IterableDataset``) needs it.
+            eval_share: Or hold out a share of ``train``.
+            eval_ids: Or hold out these.
+            columns: See :meth:`from_jsonl`.
+
+        Raises:
+            ConfigError: It cannot be loaded, or something is wrong with a row; names it.
+        """
+        from relax_agent.envs.task_sources import Holdout, from_dataset
+
+        sides = from_dataset(
+            source,
+            name=name,
+            train=train,
+            eval=eval,
+            limit=limit,
+            holdout=Holdout(eval_share, eval_ids),
+            columns=columns,
         )
+        return cls(*sides)
+
+    @classmethod
+    def from_generator(
+        cls,
+        train: Source,
+        eval: Source | None = None,
+        *,
+        limit: int | None = None,
+        eval_share: float | None = None,
+        eval_ids: Collection[str] | None = None,
+        **columns: Unpack[Columns],
+    ) -> TaskSet:
+        """Take tasks, or rows, that Python code makes.
+
+        Args:
+            train: A list, a generator, or a function that returns one. It may give tasks, or
+                dicts that are read like rows of a file.
+            eval: The same for the held-out tasks.
+            limit: Takes the first so many of each; an endless generator needs it.
+            eval_share: Or hold out a share of ``train``.
+            eval_ids: Or hold out these.
+            columns: See :meth:`from_jsonl`.
+
+        Raises:
+            ConfigError: It gives nothing, or something else; names the item.
+        """
+        from relax_agent.envs.task_sources import Holdout, from_generator
+
+        holdout = Holdout(eval_share, eval_ids)
+        return cls(*from_generator(train, eval, limit=limit, holdout=holdout, columns=columns))
 
     @property
     def ids_only(self) -> bool:
@@ -207,19 +343,29 @@ class TaskSet:
         return TaskOrder(self.ids(split), seed, position)
 
     def fingerprint(self) -> str:
-        """Return a hash of every task's id, prompt, answer and data, in order."""
+        """Return a hash of every task's id, messages, answer and data, in order.
+
+        Media count with their bytes, so this reads all of them (the first time). It is the same
+        in every process, and for the same tasks from another source.
+
+        Raises:
+            ConfigError: A task holds something without a stable form; or a media file is gone.
+        """
         if self._fingerprint is None:
-            self._fingerprint = self._compute_fingerprint()
+            from relax_agent.envs.task_fingerprint import fingerprint
+
+            self._fingerprint = fingerprint(
+                (split, self[task_id]) for split in SPLITS for task_id in self._ids[split]
+            )
         return self._fingerprint
 
-    def _compute_fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for split in SPLITS:
-            for task_id in self._ids[split]:
-                task = self[task_id]
-                row = [split, task.id, repr(parts(task.prompt)), task.answer, dict(task.data)]
-                digest.update(json.dumps(row, sort_keys=True, default=repr).encode())
-        return digest.hexdigest()[:16]
+
+def chosen_for_eval(task_id: str, eval_share: float) -> bool:
+    """Say whether a task is held out: by its id and nothing else."""
+    if not 0 <= eval_share <= 1:
+        raise ConfigError(f"eval_share={eval_share!r} is not between 0 and 1")
+    number = int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8])
+    return number < eval_share * 2**64
 
 
 class TaskOrder:
@@ -231,6 +377,8 @@ class TaskOrder:
     def __init__(self, ids: Sequence[str], seed: int, position: int = 0) -> None:
         if not ids:
             raise ConfigError("this split has no tasks")
+        if position < 0:
+            raise ConfigError(f"position={position}: it counts from 0")
         self.position = position
         self._ids = tuple(ids)
         self._seed = seed
@@ -253,22 +401,3 @@ class TaskOrder:
         task_id = self._order[self.position % len(self._ids)]
         self.position += 1
         return task_id
-
-
-def _read_jsonl(path: Path, prefix: str) -> Iterator[Task]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read tasks from {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            prompt = row["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path}, line {number} is not a task: {error!r}", hint='{"prompt": …, "answer": …}'
-            ) from error
-        task_id = str(row.get("id", f"{prefix}-{number}"))
-        yield Task(task_id, str(prompt), row.get("answer"), row.get("data") or {})

@@ -88,22 +88,6 @@ def test_an_unknown_task_and_an_empty_split_are_named():
         tasks.sample_order(0, split="eval")
 
 
-def test_tasks_from_jsonl(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(
-        '{"prompt": "one", "answer": 1}\n\n{"id": "x", "prompt": "2", "data": {"a": 1}}\n'
-    )
-    tasks = TaskSet.from_jsonl(path)
-    assert tasks.ids() == ("train-1", "x")
-    assert tasks["train-1"].answer == 1
-    assert tasks["x"].data == {"a": 1}
-    path.write_text('{"prompt": "one"}\n{"answer": 2}\n')
-    with pytest.raises(ConfigError, match="line 2 is not a task"):
-        TaskSet.from_jsonl(path)
-    with pytest.raises(ConfigError, match="cannot read tasks"):
-        TaskSet.from_jsonl(tmp_path / "none.jsonl")
-
-
 HIDING = [
     repr,
     str,
