@@ -1,0 +1,386 @@
+"""One interpreter in a sandbox: its start, one exchange at a time, its end.
+
+Everything that comes out of it is treated as written by an enemy. A reply is one frame, whose
+length is checked before it is read and whose content is plain JSON of a known shape; anything else
+ends the process. Between calls the process is stopped (SIGSTOP), so what code leaves running uses
+no processor time, and other processes that it left are ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from relax_agent.errors import ToolError, ToolErrorKind
+from relax_agent.keeper import KeptChild
+from relax_agent.threads import THREADS
+from relax_agent.tools.sandbox.layout import Launch
+from relax_agent.tools.sandbox.limits import Level, Limits
+from relax_agent.tools.sandbox.output import Capture, close_quietly
+from relax_agent.tools.sandbox.watch import (
+    WATCH,
+    Watched,
+    children,
+    end_others,
+    is_still,
+    problem_of,
+)
+
+Body = dict[str, Any]
+
+_CHUNK = 1 << 18
+_KILL_LIMIT_S = 10.0
+_EXIT_LIMIT_S = 0.5
+_SETTLE_LIMIT_S = 5.0
+_CLOSED = "was closed"
+_MAX_BLOBS = 64
+_STARTS = threading.BoundedSemaphore(4 * (os.cpu_count() or 1))
+"""Interpreters that start at once: more would only make each other late."""
+
+
+class Garbage(Exception):
+    """The process sent what is no reply."""
+
+
+class Gone(Exception):
+    """The process has ended, or let go of its socket."""
+
+
+@dataclass
+class Reply:
+    """What came back for one request."""
+
+    body: Body
+    blobs: list[bytes]
+
+
+class Interpreter:
+    """A started interpreter. Made by :func:`start` or :func:`start_async`, ended by :meth:`kill`."""
+
+    def __init__(
+        self,
+        child: KeptChild,
+        ours: socket.socket,
+        captures: tuple[Capture, Capture],
+        limits: Limits,
+    ) -> None:
+        self.child = child
+        self.limits = limits
+        self.stdout, self.stderr = captures
+        self.verdict = ""
+        """Why it was killed from here; empty if it was not."""
+        self._socket = ours
+        self._number = 0
+        self._worker: int | None = None
+        self._worker_fd = -1
+        self._first = 0
+        self._stopped = False
+        self._asking = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        return not self.verdict and not self.child.ended.done()
+
+    # -- start --------------------------------------------------------------------------------
+
+    def greet(self, level: Level, deadline: float) -> None:
+        """Wait, blocking, until it is ready; see that it is held as its level says."""
+        self._socket.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            number, reply = _parse(self._blocking(4), self._blocking, self._most_blob_bytes())
+        except (OSError, Garbage, Gone) as error:
+            self.child.kill()
+            said = self.child.last_words()
+            raise ToolError(
+                f"the sandbox did not start ({error or type(error).__name__})",
+                kind=ToolErrorKind.UNAVAILABLE,
+                hint=said,
+            ) from error
+        if number != 0 or not isinstance(reply.body.get("pid"), int):
+            raise ToolError("the sandbox did not start", kind=ToolErrorKind.UNAVAILABLE)
+        self._socket.setblocking(False)
+        self._find_worker(level)
+
+    def _find_worker(self, level: Level) -> None:
+        """Learn which process runs the code: below ``bwrap`` and the namespace's first one."""
+        self._first = self._worker = self.child.pid
+        if level is not Level.STRONG:
+            return
+        for _ in range(2):
+            below = children(self._worker)
+            if len(below) != 1:
+                raise ToolError(
+                    "the sandbox is not as it was built", kind=ToolErrorKind.UNAVAILABLE
+                )
+            self._first, self._worker = self._worker, below[0]
+        self._worker_fd = os.pidfd_open(self._worker)
+        for pid in (self._first, self._worker):
+            if (wrong := problem_of(pid)) is not None:
+                raise ToolError(
+                    f"the sandbox does not hold: {wrong}", kind=ToolErrorKind.UNAVAILABLE
+                )
+
+    def _blocking(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))
+            if not chunk:
+                raise Gone("it ended")
+            data += chunk
+        return bytes(data)
+
+    # -- use ----------------------------------------------------------------------------------
+
+    async def ask(self, body: Body, blob: bytes = b"") -> Reply:
+        """Send one request and wait for its reply. The caller sets the time limit.
+
+        Whatever goes wrong, cancellation included, the process is killed.
+
+        Raises:
+            Gone: It ended meanwhile; ``verdict`` says whether it was killed for a reason.
+            Garbage: It sent something else.
+        """
+        watched = self._watched()
+        self._begin(watched)
+        try:
+            reply = await self._exchange(body, blob)
+            await self._end_call()
+        except BaseException:
+            self.child.kill()
+            raise
+        finally:
+            WATCH.remove(watched)
+            self._asking = False
+            closed, self.verdict = bool(self.verdict), self.verdict or watched.verdict
+            if closed:
+                self._release()
+        return reply
+
+    async def _exchange(self, body: Body, blob: bytes) -> Reply:
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        header = {"id": self._number, "body": body, "blobs": [len(blob)] if blob else []}
+        text = json.dumps(header).encode()
+        try:
+            frame = b"".join([struct.pack(">I", len(text)), text, blob])
+            await loop.sock_sendall(self._socket, frame)
+            size = _header_size(await self._receive(4), self._most_header_bytes())
+            number, sizes, answer = _header(await self._receive(size), self._most_blob_bytes())
+            blobs = [await self._receive(each) for each in sizes]
+        except OSError as error:
+            raise Gone(str(error)) from error
+        if number != self._number:
+            raise Garbage("a reply to another request")
+        return Reply(answer, blobs)
+
+    async def _receive(self, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < size:
+            chunk = await loop.sock_recv(self._socket, min(size - len(data), _CHUNK))
+            if not chunk:
+                raise Gone("it closed its socket")
+            data += chunk
+        return bytes(data)
+
+    def _most_header_bytes(self) -> int:
+        # A character is at most 12 bytes of JSON; the value and the traceback, and some room.
+        return 2 * 12 * self.limits.output_chars + (64 << 10)
+
+    def _most_blob_bytes(self) -> int:
+        return max(self.limits.image_mb, self.limits.disk_mb) << 20
+
+    def _watched(self) -> Watched:
+        files = Path(f"/proc/{self._worker}/root/box") if self._worker_fd >= 0 else None
+        return Watched(self._first, self.limits, self.child.kill, files)
+
+    def _begin(self, watched: Watched) -> None:
+        self._asking = True
+        for capture in (self.stdout, self.stderr):
+            capture.attach(partial(self._flooded, watched))
+        WATCH.add(watched)
+        if self._stopped:
+            self._signal(signal.SIGCONT)
+            self._stopped = False
+
+    def _flooded(self, watched: Watched) -> None:
+        watched.verdict = f"wrote more than {self.limits.flood_mb} MB of output"
+        self.child.kill()
+
+    async def _end_call(self) -> None:
+        """Stop the process and end what else the call has left running."""
+        if self._worker_fd < 0:
+            return
+        assert self._worker is not None
+        self._signal(signal.SIGSTOP)
+        self._stopped = True
+        limit = asyncio.get_running_loop().time() + _SETTLE_LIMIT_S
+        while not is_still(self._worker) or end_others(self._first, self._worker):
+            if asyncio.get_running_loop().time() > limit:
+                raise Garbage("processes that cannot be ended")
+            await asyncio.sleep(0.001)
+
+    def _signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._worker_fd, signum)
+
+    # -- end ----------------------------------------------------------------------------------
+
+    async def exit_code(self) -> int | None:
+        """Return how it ended; None if it does not within a moment."""
+        await self.child.wait(_EXIT_LIMIT_S)
+        return self.child.exit_code
+
+    def kill(self) -> None:
+        """End it with everything in it, without waiting. May be called twice."""
+        self.verdict = self.verdict or _CLOSED
+        self.child.kill()
+        if not self._asking:
+            self._release()
+        elif self._socket.fileno() >= 0:  # whoever waits for a reply shall hear of it
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _release(self) -> None:
+        self._socket.close()
+        self.stdout.close()
+        self.stderr.close()
+        if self._worker_fd >= 0:
+            close_quietly(self._worker_fd)
+            self._worker_fd = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._asking = False
+            self.kill()
+
+    async def close(self) -> None:
+        """End it and wait until nothing of it is left.
+
+        Raises:
+            ToolError: It survives SIGKILL, which only a hanging kernel can cause.
+        """
+        self.kill()
+        if not await self.child.wait(_KILL_LIMIT_S):
+            raise ToolError(f"sandbox process {self.child.pid} survives SIGKILL")
+
+
+def start(launch: Launch, level: Level, limits: Limits) -> Interpreter:
+    """Start an interpreter and block until it is ready.
+
+    ``{link_fd}``, ``{out_fd}`` and ``{err_fd}`` in the launch become its descriptors' numbers.
+
+    Raises:
+        ToolError: It did not start in time, or is not held as its level says (``unavailable``).
+    """
+    with _STARTS:
+        interpreter = _spawn(launch, limits)
+        try:
+            interpreter.greet(level, time.monotonic() + limits.start_timeout_s)
+        except BaseException:
+            interpreter.kill()
+            raise
+    return interpreter
+
+
+def _spawn(launch: Launch, limits: Limits) -> Interpreter:
+    flood = limits.flood_mb << 20
+    captures = (Capture(limits.output_chars, flood), Capture(limits.output_chars, flood))
+    ours, theirs = socket.socketpair()
+    fds = {"link_fd": theirs.fileno(), "out_fd": captures[0].writer, "err_fd": captures[1].writer}
+    argv = launch.argv()
+    for name, fd in fds.items():
+        argv = [word.replace("{" + name + "}", str(fd)) for word in argv]
+    try:
+        child = KeptChild("sandbox", argv, {}, None, tuple(fds.values()))
+    except BaseException:
+        ours.close()
+        for capture in captures:
+            capture.close()
+        launch.clean_up()
+        raise
+    finally:
+        theirs.close()
+    child.ended.add_done_callback(lambda _: launch.clean_up())
+    for capture in captures:
+        capture.close_writer()
+    return Interpreter(child, ours, captures, limits)
+
+
+class _Handover:
+    """Lets a thread pass on an interpreter to somebody who may have gone meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refused = False
+        self._made: Interpreter | None = None
+
+    def make(self, starter: Callable[[], Interpreter]) -> Interpreter:
+        made = starter()
+        with self._lock:
+            self._made = made
+            if self._refused:
+                made.kill()
+        return made
+
+    def refuse(self) -> None:
+        with self._lock:
+            self._refused = True
+            if self._made is not None:
+                self._made.kill()
+
+
+async def start_async(starter: Callable[[], Interpreter]) -> Interpreter:
+    """Run what starts an interpreter in a thread; cancelling ends the process."""
+    handover = _Handover()
+    try:
+        return await THREADS.run(partial(handover.make, starter))
+    except asyncio.CancelledError:
+        handover.refuse()
+        raise
+
+
+# -- frames -----------------------------------------------------------------------------------
+
+
+def _header_size(data: bytes, most: int) -> int:
+    (size,) = struct.unpack(">I", data)
+    if not 0 < size <= most:
+        raise Garbage(f"a header of {size:,} bytes")
+    return int(size)
+
+
+def _header(text: bytes, most: int) -> tuple[int, list[int], Body]:
+    """Read a header: (number, sizes of the blobs, body)."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Garbage("a header that is not JSON") from None
+    if not isinstance(header, dict):
+        raise Garbage("a header that is no object")
+    number, sizes, body = header.get("id"), header.get("blobs"), header.get("body")
+    if type(number) is not int or not isinstance(body, dict) or not isinstance(sizes, list):
+        raise Garbage("a header without its parts")
+    if len(sizes) > _MAX_BLOBS or any(type(size) is not int or size < 0 for size in sizes):
+        raise Garbage("blobs without sizes")
+    if sum(sizes) > most:
+        raise Garbage(f"{sum(sizes):,} bytes of blobs")
+    return number, sizes, body
+
+
+def _parse(first: bytes, more: Any, most: int) -> tuple[int, Reply]:
+    number, sizes, body = _header(more(_header_size(first, 1 << 16)), most)
+    return number, Reply(body, [more(size) for size in sizes])

@@ -1,0 +1,193 @@
+"""``Sandbox``: where code that a model wrote runs.
+
+    sandbox = Sandbox(timeout_s=10, memory_mb=512)
+    async with sandbox.session() as session:
+        await session.run("x = 6 * 7")
+        result = await session.run("x")          # result.value == "42"
+
+The level is found out once, by starting an interpreter and looking at it from outside, and checked
+again for each one that is started. Code of a model (``untrusted``, the default) runs at the strong
+level or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from relax_agent.errors import ConfigError, ToolError, UnknownKeyError
+from relax_agent.tools.sandbox import seccomp
+from relax_agent.tools.sandbox.interpreter import Interpreter, start
+from relax_agent.tools.sandbox.layout import Launch, basic, strong
+from relax_agent.tools.sandbox.limits import Level, Limits
+from relax_agent.tools.sandbox.pool import SandboxPool
+from relax_agent.tools.sandbox.session import SandboxSession
+
+logger = logging.getLogger(__name__)
+
+_INSTALL = "apt-get install -y bubblewrap (or dnf, apk, pacman: the package has the same name)"
+_WORKER = {"link": "{link_fd}", "out": "{out_fd}", "err": "{err_fd}", "preload": []}
+_PREFIX = "relax-sandbox-"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What this machine can do."""
+
+    level: Level
+    why: str
+    """Why not more, or what holds the code, in a sentence."""
+    hint: str = ""
+    """What to do for the strong level; empty if it is active."""
+
+
+@lru_cache(maxsize=1)
+def probe() -> Probe:
+    """Say which level this machine can do and why, by trying it once (about 0.1 s)."""
+    if sys.platform != "linux":
+        return Probe(Level.BASIC, f"there are no namespaces on {sys.platform}", "use Linux")
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return Probe(Level.BASIC, "bubblewrap is not installed", _INSTALL)
+    if not seccomp.supported(platform.machine()):
+        why = f"there is no filter of system calls for {platform.machine()}"
+        return Probe(Level.BASIC, why, "use x86_64 or aarch64")
+    limits = Limits(start_timeout_s=20)
+    try:
+        start(_strong_launch(limits, packages=False), Level.STRONG, limits).kill()
+    except (ToolError, ConfigError) as error:
+        hint = (
+            "allow user namespaces: sysctl user.max_user_namespaces, a container's seccomp profile"
+        )
+        return Probe(Level.BASIC, f"bubblewrap does not work here: {error}", hint)
+    return Probe(
+        Level.STRONG, "bubblewrap: namespaces, a filter of system calls, a user of its own"
+    )
+
+
+def _strong_launch(limits: Limits, *, packages: bool) -> Launch:
+    bwrap = shutil.which("bwrap")
+    assert bwrap is not None
+    return strong(bwrap, _filter(), limits, dict(_WORKER), packages=packages)
+
+
+@lru_cache(maxsize=1)
+def _filter() -> bytes:
+    return seccomp.program(platform.machine())
+
+
+class Sandbox:
+    """A place for code, with a level and limits; makes sessions."""
+
+    def __init__(
+        self,
+        *,
+        untrusted: bool = True,
+        packages: bool = True,
+        warm: int = 1,
+        max_sessions: int | None = None,
+        limits: Limits | None = None,
+        **changes: Any,
+    ) -> None:
+        """Find out the level; nothing is started yet.
+
+        Args:
+            untrusted: Whether the code is somebody else's, a model's above all: it then runs at
+                the strong level or not at all. False: as strong as this machine can.
+            packages: Whether the code may import the packages of this interpreter (numpy, …).
+            warm: Interpreters kept ready for the next session.
+            max_sessions: Sessions at once; more wait.
+            limits: What one session may take.
+            changes: Single limits by name, e.g. ``timeout_s=5, memory_mb=512``.
+
+        Raises:
+            ConfigError: The code is untrusted and the strong level does not work here, or a limit
+                makes no sense.
+        """
+        self.limits = _limits(limits or Limits(), changes)
+        found = probe()
+        if untrusted and found.level is not Level.STRONG:
+            raise ConfigError(
+                f"no sandbox for untrusted code here: {found.why}",
+                hint=f"{found.hint}; or, for code that you trust, Sandbox(untrusted=False)",
+            )
+        self.level: Level = found.level
+        """How well it holds; told in the log as well."""
+        self._packages = packages
+        self.pool = SandboxPool(self._start, warm=warm, max_sessions=max_sessions)
+        """The warm interpreters."""
+        logger.info("sandbox level %s: %s", found.level, found.why)
+
+    def session(self) -> SandboxSession:
+        """Return a new session, to be used with ``async with`` or closed with ``close()``."""
+        return SandboxSession(self.pool, self.limits)
+
+    async def close(self) -> None:
+        """End the warm interpreters; open sessions go on until they are closed."""
+        await self.pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.level}>"
+
+    def _start(self) -> Interpreter:
+        if self.level is Level.STRONG:
+            launch = _strong_launch(self.limits, packages=self._packages)
+        else:
+            launch = basic(self.limits, dict(_WORKER), _new_folder(), packages=self._packages)
+        return start(launch, self.level, self.limits)
+
+
+def _limits(limits: Limits, changes: dict[str, Any]) -> Limits:
+    known = [each.name for each in fields(Limits)]
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"limits: {', '.join(known)}"
+            raise UnknownKeyError(f"a sandbox has no limit {name!r}", hint=hint)
+    changed = replace(limits, **changes)
+    changed.check()
+    return changed
+
+
+def _new_folder() -> Path:
+    """Make the folder of an interpreter at the basic level; remove those of dead parents."""
+    _remove_left_over()
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+
+
+def _remove_left_over() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
