@@ -96,6 +96,8 @@ class RecordedEpisode:
     duration_s: float = 0.0
     step_durations_s: list[float] = field(default_factory=list)
     """Seconds that each step of the environment took."""
+    labels: dict[str, Any] = field(default_factory=dict)
+    """What whoever records wants to find it by, e.g. the sample's number in an evaluation."""
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -144,6 +146,7 @@ class RecordedEpisode:
             "rewrites": [list(item) for item in self.rewrites],
             "tools": self.tools,
             "spec": self.spec,
+            "labels": self.labels,
         }
 
     @classmethod
@@ -167,6 +170,7 @@ class RecordedEpisode:
             started=data["started"],
             duration_s=data["duration_s"],
             step_durations_s=data["step_durations_s"],
+            labels=data.get("labels") or {},
             id=data["id"],
         )
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from relax_agent.cli import envs, tools
+from relax_agent.cli.evaluate import eval_
+from relax_agent.cli.play import play
 
 app = typer.Typer(
     help="Train agents that use tools: environments, rollouts, queue and trainer in one.",
@@ -17,6 +19,8 @@ app = typer.Typer(
 )
 app.add_typer(envs.app, name="envs")
 app.add_typer(tools.app, name="tools")
+app.command()(play)
+app.command("eval")(eval_)
 
 RecipePath = Annotated[Path, typer.Argument(help="The recipe: a YAML file, see configs/.")]
 Overrides = Annotated[

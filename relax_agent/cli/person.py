@@ -68,7 +68,10 @@ class PersonPolicy:
         self._show = show
         self._media = media
         self._shown: list[Message] = []
+        self._said: list[Message] = []
         self._calls = 0
+        self.left = False
+        """Whether the person has left."""
 
     async def act(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -84,14 +87,15 @@ class PersonPolicy:
                 # A thread, so that an environment behind a connection stays alive meanwhile; a
                 # daemon one, so that Ctrl-C need not wait for the line.
                 line = await THREADS.run(partial(self._ask, "> "))
-            except EOFError:
-                raise Left from None
-            try:
                 said = self._read(line, tools)
             except NotUnderstood as error:
                 self._show(f"  {error}")
                 continue
+            except (EOFError, Left):
+                self.left = True
+                raise Left("left the episode") from None
             if said is not None:
+                self._said.append(said)
                 return said
 
     def show_new(self, messages: Sequence[Message]) -> None:
@@ -102,7 +106,7 @@ class PersonPolicy:
             start = 0
         self._shown = list(messages)
         for message in messages[start:]:
-            if isinstance(message, AssistantMessage):
+            if any(message is said for said in self._said):
                 continue
             self._show("\n" + conversation_text([message]).rstrip())
             for part in message.media:
