@@ -7,16 +7,15 @@ when they are made.
 
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv, Wrapper
 from relax_agent.envs.jobs import Job
+from relax_agent.envs.listing import load_module_envs, pprint_registry
 from relax_agent.envs.playing import Play, PlayLimits, play
 from relax_agent.envs.policies import Policy, RandomPolicy, ScriptedPolicy
 from relax_agent.envs.registration import (
     EnvSpec,
     WrapperSpec,
-    load_module_envs,
     load_plugins,
     make,
     make_async,
-    pprint_registry,
     register,
     registry,
     spec,

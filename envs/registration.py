@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
+import functools
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -300,55 +300,6 @@ def _is_plain(factory: object) -> bool:
     )
 
 
-def pprint_registry(
-    *, columns: int = 3, exclude: Sequence[str] = (), disable_print: bool = False
-) -> str:
-    """Print every registered id, by namespace and in columns; return what was printed.
-
-    Args:
-        columns: How many ids stand in a line.
-        exclude: Namespaces that are left out.
-        disable_print: Only return the text.
-    """
-    load_plugins()
-    spaces: dict[str, list[str]] = {}
-    for item in sorted(registry.values(), key=_order):
-        if (item.namespace or "") not in exclude:
-            spaces.setdefault(item.namespace or "", []).append(item.id)
-    text = "\n".join(_section(space, ids, columns) for space, ids in spaces.items())
-    if not disable_print:
-        sys.stdout.write(text)
-    return text
-
-
-def _order(item: EnvSpec) -> tuple[str, str, int]:
-    return item.namespace or "", item.name, item.version or 0
-
-
-def _section(space: str, ids: Sequence[str], columns: int) -> str:
-    width = max(map(len, ids))
-    lines = [
-        "  ".join(env_id.ljust(width) for env_id in ids[start : start + columns]).rstrip()
-        for start in range(0, len(ids), columns)
-    ]
-    return "\n".join((f"===== {space} =====", *lines, ""))
-
-
-def load_module_envs(module: str) -> list[EnvSpec]:
-    """Import a module and return the environments that it registers, in their order."""
-    before = dict(registry)
-    name = import_named(module).__name__
-    return [
-        item
-        for env_id, item in registry.items()
-        if before.get(env_id) is not item or _home(item.entry_point) == name
-    ]
-
-
-def _home(entry_point: EntryPoint) -> str:
-    return label_of(entry_point).partition(":")[0]
-
-
 def load_plugins() -> None:
     """Load the environments of installed packages, once. A broken one is reported, not fatal."""
     global _loaded_plugins
@@ -358,7 +309,7 @@ def load_plugins() -> None:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             target = point.load()
-            if callable(target):
+            if callable(target) and not isinstance(target, type):
                 target()
         except Exception as error:
             logger.warning("environment plugin %s (%s) failed: %r", point.name, point.value, error)
@@ -400,8 +351,9 @@ def _load(entry_point: EntryPoint, env_id: str) -> Callable[..., Any]:
 
 def _check_arguments(owner: str, factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
     """Raise ConfigError, naming what the arguments are, if the given ones do not fit."""
-    try:
-        signature = inspect.signature(factory)
+    try:  # kept for classes only: a partial holds an environment
+        known = _signature if isinstance(factory, type) else inspect.signature
+        signature = known(factory)
     except (TypeError, ValueError):
         return
     try:
@@ -411,16 +363,17 @@ def _check_arguments(owner: str, factory: Callable[..., Any], kwargs: Mapping[st
         raise ConfigError(f"{owner}: {error}", hint=f"arguments: {names}") from error
 
 
+_signature = functools.lru_cache(maxsize=256)(inspect.signature)
+
+
 __all__ = [
     "EnvSpec",
     "Wrapper",
     "WrapperSpec",
-    "load_module_envs",
     "load_plugins",
     "make",
     "make_async",
     "parse_id",
-    "pprint_registry",
     "register",
     "registry",
     "spec",
