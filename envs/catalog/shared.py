@@ -86,7 +86,7 @@ def within(name: str, value: int, least: int, most: int | None = None) -> None:
         raise ConfigError(f"{name} must be {words}, not {value}")
 
 
-def call(name: str, **arguments: Any) -> AssistantMessage:
+def call(name: str, /, **arguments: Any) -> AssistantMessage:
     """Return a message that calls one tool."""
     return assistant(tool_calls=[ToolCall(name, arguments, "call_0")])
 
