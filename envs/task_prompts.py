@@ -141,7 +141,7 @@ def _draft(item: Any, number: int, base: Path | None) -> Draft:
         raise ConfigError(f"message {number} of the prompt is {_described(item)}", hint=FORMS)
     given = {key: value for key, value in item.items() if value is not None}
     role = given.get("role", given.get("from"))
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise ConfigError(f"message {number} of the prompt has the role {role!r}")
     content = given.pop("content", given.pop("value", ""))
     try:
@@ -164,12 +164,12 @@ def _part(item: Any, base: Path | None) -> Item:
         raise ConfigError(f"a content part is {_described(item)}", hint=FORMS)
     given = {key: value for key, value in item.items() if value is not None}
     name = given.pop("type", "text" if "text" in given else None)
-    if name in _TEXT_TYPES:
+    if isinstance(name, str) and name in _TEXT_TYPES:
         text = given.get("text", "")
         if not isinstance(text, str):
             raise ConfigError(f"the text of a content part is {_described(text)}")
         return text
-    if name not in _KIND_OF_TYPE:
+    if not isinstance(name, str) or name not in _KIND_OF_TYPE:
         known = ", ".join(["text", *_KIND_OF_TYPE])
         raise ConfigError(f"a content part of type {name!r}", hint=f"known are {known}")
     kind = _KIND_OF_TYPE[name]
@@ -179,7 +179,8 @@ def _part(item: Any, base: Path | None) -> Item:
 
 def _media_of(given: Mapping[str, Any], name: str, kind: Kind) -> Any:
     """Return what a part shows, None if it only marks the place."""
-    value = given.get(name, given.get(kind, given.get("source")))
+    keys = (name, kind, f"{kind}_url", "source")
+    value = next((given[key] for key in keys if key in given), None)
     if value is None:
         value = {key: given[key] for key in ("bytes", "path", "url", "base64") if key in given}
     if isinstance(value, Mapping):

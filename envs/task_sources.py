@@ -77,12 +77,13 @@ class RowTask:
 
 
 @contextlib.contextmanager
-def located(table: Table, index: int) -> Iterator[None]:
-    """Say in an error which row it is about."""
+def located(table: Table, index: int, *, looking: bool = False) -> Iterator[None]:
+    """Say in an error which row it is about; while ``looking`` through data, it is a ConfigError."""
     try:
         yield
     except (ConfigError, MediaError) as error:
-        raise type(error)(f"{table.where(index)}: {error.message}", hint=error.hint) from error
+        cls = ConfigError if looking else type(error)
+        raise cls(f"{table.where(index)}: {error.message}", hint=error.hint) from error
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def tasks_of(rows: Rows, prefix: str) -> Iterator[tuple[RowTask, Row]]:
     """
     table, mapper = rows.table, rows.mapper
     for index, row in enumerate(table.rows()):
-        with located(table, index):
+        with located(table, index, looking=True):
             mapper.check(row, table.base_of(index))
             task_id = mapper.id_of(row) or f"{prefix}-{index + 1}"
         yield RowTask(task_id, rows, index), row
@@ -330,7 +331,7 @@ def _made(
         if isinstance(item, Task):
             yield item
             continue
-        with located(table, index):
+        with located(table, index, looking=True):
             mapper.check(item, None)
             task_id = mapper.id_of(item) or f"{prefix}-{index + 1}"
         yield RowTask(task_id, rows, index)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from relax_agent.errors import MediaError
 from relax_agent.media.encode import encode_png, encode_wav
-from relax_agent.media.kinds import MEDIA_CLASSES, Kind, require_mime
+from relax_agent.media.kinds import HEAD_BYTES, MEDIA_CLASSES, Kind, require_mime
 from relax_agent.messages import Audio, Image, Video
 
 Media: TypeAlias = Image | Audio | Video
@@ -74,7 +74,7 @@ def check_media(value: Any, kind: Kind, *, base: Path | None = None) -> None:
     elif isinstance(value, os.PathLike) or (isinstance(value, str) and not _is_data_url(value)):
         _file_size(_path(value, base), MAX_BYTES[kind])
     elif isinstance(value, str):
-        _of_data_url(value[:1024], cut=True)
+        require_mime(_of_data_url(_cut_off(value)), kind)
     elif isinstance(value, (Image, Audio, Video)):
         _require_kind(value, kind)
 
@@ -146,14 +146,19 @@ def _is_data_url(value: str) -> bool:
     return value[:5].lower() == "data:"
 
 
-def _of_data_url(value: str, *, cut: bool = False) -> bytes:
+def _cut_off(url: str) -> str:
+    """Keep as much of a data URL as its type shows in."""
+    head, comma, body = url[:1024].partition(",")
+    # So many characters stand for whole bytes, whether they are base64 or percent signs.
+    return head + comma + "".join(body.split())[: 12 * (HEAD_BYTES // 4)]
+
+
+def _of_data_url(value: str) -> bytes:
     head, comma, body = value.partition(",")
-    if not comma and not cut:
-        raise MediaError(f"a data URL without data: {value[:40]!r}")
+    if not comma:
+        raise MediaError(f"a data URL without data: {_short(value)!r}")
     if not head.lower().endswith(";base64"):
-        return b"" if cut else urllib.parse.unquote_to_bytes(body)
-    if cut:
-        return b""
+        return urllib.parse.unquote_to_bytes(body)
     try:
         return base64.b64decode("".join(body.split()), validate=True)
     except (binascii.Error, ValueError) as error:
@@ -205,13 +210,12 @@ def _reason(error: Exception) -> str:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    _file_size(path, limit)
+    size = _file_size(path, limit)
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            data = file.read(size)
     except OSError as error:
         raise MediaError(f"{_short(str(path))} cannot be read: {_reason(error)}") from error
-    _check_size(len(data), limit, path)
     return data
 
 
