@@ -27,7 +27,7 @@ from relax_agent.envs.specs import EnvSpec
 from relax_agent.envs.statistics import Mean, clustered_mean, pass_all_k, pass_at_k
 from relax_agent.envs.tasks import Split, TaskSet
 from relax_agent.envs.vector import Job, make_vec
-from relax_agent.errors import ConfigError
+from relax_agent.errors import ConfigError, EngineUnavailable
 from relax_agent.status import EpisodeStatus
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 UNASKED = frozenset({EpisodeStatus.ENGINE_FAILURE, EpisodeStatus.CANCELLED})
 """The policy could not be asked: says nothing about it."""
+_HOPELESS = 24
+"""Episodes without any answer after which an evaluation is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,9 @@ async def evaluate(
         log: Keeps what was played; what it holds already is not played again.
         on_play: Called with every episode that has ended, those on record first.
         **kwargs: Arguments of the environment's constructor.
+
+    Raises:
+        EngineUnavailable: The policy could be asked in none of the first episodes.
     """
     began = time.monotonic()
     known = [] if log is None else log.plays(jobs)
@@ -225,7 +230,18 @@ async def evaluate(
                     if log is not None:
                         await log.add(job, play)
                     on_play(job, play)
+                    _give_up_if_nobody_answers(plays)
     return EvalReport.of(plays, duration_s=time.monotonic() - began)
+
+
+def _give_up_if_nobody_answers(plays: Mapping[EvalJob, Play]) -> None:
+    """A server that is not there would otherwise cost hours of retries, one task after another."""
+    if len(plays) == _HOPELESS and all(play.status in UNASKED for play in plays.values()):
+        last = next(reversed(plays.values()))
+        raise EngineUnavailable(
+            f"the policy could not be asked in any of {_HOPELESS} episodes; the last time"
+            f" {last.detail}"
+        )
 
 
 class _Open:
@@ -277,7 +293,7 @@ def _passes(samples: Sequence[Sequence[float]]) -> tuple[dict[int, float], dict[
 def _details(plays: Iterable[Play], most: int = 5) -> dict[str, int]:
     """Count why episodes did not complete; numbers differ, so the first words stand for a kind."""
     reasons = Counter(
-        f"{play.status.value}: {play.detail}"[:120]
+        f"{play.status.value}: {play.detail}"[:240]
         for play in plays
         if play.status is not EpisodeStatus.COMPLETED
     )

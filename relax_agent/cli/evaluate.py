@@ -39,6 +39,9 @@ PolicyOption = Annotated[
 Temperature = Annotated[float | None, _option(_MODEL, "Default: the endpoint's.", min=0)]
 MaxTokens = Annotated[int | None, _option(_MODEL, "Most tokens of one answer.", min=1)]
 AnswerTimeout = Annotated[float, _option(_MODEL, "Seconds for one answer.")]
+Retries = Annotated[
+    int, _option(_MODEL, "Requests after the first, where the endpoint is busy or away.", min=0)
+]
 SplitOption = Annotated[str, _option(_EPISODES, "Which tasks: train or eval.")]
 TaskCount = Annotated[int | None, _option(_EPISODES, "How many of them; all by default.", min=1)]
 TaskNames = Annotated[list[str] | None, _option(_EPISODES, "Just this task; may be repeated.")]
@@ -66,6 +69,7 @@ class _Who:
     policy: str | None
     sampling: dict[str, Any]
     timeout_s: float
+    retries: int
 
     def check(self) -> None:
         if self.model is None and self.policy is None:
@@ -96,6 +100,7 @@ class _Who:
             base_url=self.base_url,
             api_key_env=self.api_key_env,
             timeout_s=self.timeout_s,
+            max_retries=self.retries,
             **self.sampling,
         )
         return lambda: model
@@ -125,6 +130,7 @@ def eval_(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
     answer_timeout: AnswerTimeout = 120.0,
+    retries: Retries = 4,
     split: SplitOption = "eval",
     tasks: TaskCount = None,
     task: TaskNames = None,
@@ -147,11 +153,12 @@ def eval_(
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
     sampling = {name: value for name, value in given.items() if value is not None}
-    who = _Who(model, base_url, api_key_env, policy, sampling, answer_timeout)
+    who = _Who(model, base_url, api_key_env, policy, sampling, answer_timeout, retries)
     who.check()
     import_modules(module)
-    # The SDK asks again a few times by itself; the policy's limit is for all of that together.
-    limits = PlayLimits(max_turns, episode_timeout, step_timeout, 5 * answer_timeout)
+    # The SDK asks again by itself; the policy's limit is for all of that and the pauses together.
+    patience = (retries + 2) * answer_timeout
+    limits = PlayLimits(max_turns, episode_timeout, step_timeout, patience)
     what = _What(
         env_id, read_arguments(arg), split, tasks, task or [], samples, seed, concurrency, limits
     )

@@ -9,7 +9,7 @@ from relax_agent.envs import Play, ScriptedPolicy, Task, TaskSet, ToolEnv
 from relax_agent.envs.evaluation import EvalJob, EvalReport, evaluate, is_success, plan
 from relax_agent.envs.evaluation_log import EvaluationLog, from_recorded, to_recorded
 from relax_agent.envs.specs import EnvSpec
-from relax_agent.errors import ConfigError
+from relax_agent.errors import ConfigError, EngineUnavailable
 from relax_agent.messages import Image, Text, Usage, assistant, user
 from relax_agent.status import EpisodeStatus
 
@@ -103,6 +103,14 @@ def test_a_policy_that_cannot_be_asked_is_counted_and_not_in_the_means():
     report = run(Counting(down=["1", "3"]), plan(TASKS))
     assert (report.episodes, report.unasked, report.success.value) == (3, 2, 1.0)
     assert any("no route to the model" in words for words in report.details)
+
+
+def test_a_policy_that_never_answers_is_given_up_soon(tmp_path):
+    never = Counting(down=map(str, range(10)))
+    with pytest.raises(EngineUnavailable, match="no route to the model"):
+        run(never, plan(TASKS, samples=50), log=log(tmp_path), concurrency=2)
+    assert 24 <= len(never.asked) <= 30  # and not 250
+    assert run(Counting(), plan(TASKS), log=log(tmp_path)).episodes == 5  # and goes on later
 
 
 def test_an_environment_that_fails_counts_as_no_success():
