@@ -23,7 +23,7 @@ from relax_agent.envs.catalog.shared import Expert, call, is_held_out, within
 from relax_agent.envs.catalog.world import KINDS, RELATIONS, Relation, World
 from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
-from relax_agent.messages import AssistantMessage, Message, assistant
+from relax_agent.messages import AssistantMessage, Message
 from relax_agent.tools.search import SearchIndex, words
 
 
@@ -97,7 +97,7 @@ def _f1(given: list[str], gold: list[str]) -> float:
     return 2 * shared / (len(given) + len(gold)) if shared else 0.0
 
 
-def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
+def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage | str:
     """Resolve the innermost name first: search its page, open it, read the fact, go on."""
     question = next(m.text for m in reversed(messages) if m.role == "user")
     subject, relations = _parse(question.removeprefix("Name ").removesuffix("."))
@@ -107,12 +107,12 @@ def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMess
             return _look_up(subject, messages[-1])
         found = _read(relation, subject, pages[subject])
         if found is None:
-            return assistant("I cannot find that.")
+            return "I cannot find that."
         subject = found
-    return assistant(subject)
+    return subject
 
 
-def _look_up(title: str, last: Message) -> AssistantMessage:
+def _look_up(title: str, last: Message) -> AssistantMessage | str:
     if last.name == "search" and last.text.startswith("["):
         for result in json.loads(last.text):
             if result["title"] == title:

@@ -22,7 +22,7 @@ from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant
 
 Maker: TypeAlias = Callable[[random.Random], Task]
 """Draws a task; its id does not matter."""
-Plan: TypeAlias = Callable[[list[Message], list[dict[str, Any]]], AssistantMessage]
+Plan: TypeAlias = Callable[[list[Message], list[dict[str, Any]]], "AssistantMessage | str"]
 """What to say next, given the conversation so far and the tools' schemas."""
 _MAX_DRAWS = 1000
 
@@ -114,7 +114,8 @@ class Expert:
 
     def act(self, messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
         """Return the next message."""
-        action = self._plan(messages, tools)
+        planned = self._plan(messages, tools)
+        action = assistant(planned) if isinstance(planned, str) else planned
         if not self.noise:
             return action
         state = zlib.crc32("\n".join(message.text for message in messages).encode())

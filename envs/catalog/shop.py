@@ -76,7 +76,8 @@ class Wish:
         coupons = " and ".join(self.coupons)
         return (
             f"Please order {things} for {', '.join(self.address)}."
-            f" It may cost {self.budget} at most. I have two coupons, of which an order takes one: {coupons}."
+            f" It may cost {self.budget} at most."
+            f" I have two coupons, of which an order takes one: {coupons}."
         )
 
 

@@ -20,7 +20,7 @@ from relax_agent.envs.catalog.ledger import QUESTIONS, WORDS, Ledger, draw
 from relax_agent.envs.catalog.shared import DrawnTasks, Expert, call, within
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
-from relax_agent.messages import AssistantMessage, Message, assistant
+from relax_agent.messages import AssistantMessage, Message
 from relax_agent.tools.sql import SqlDatabase
 
 
@@ -90,18 +90,18 @@ def _plain(value: object) -> str:
     return str(value).strip(" .\n").replace(",", "").casefold()
 
 
-def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
+def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage | str:
     """Read the schema, query, answer with the first cell."""
     asked = next(i for i, m in enumerate(messages) if m.role == "user")
     results = [m.text for m in messages[asked:] if m.role == "tool"]
     if not results:
         return call("schema")
     if len(results) > 1 and not results[-1].startswith("Error"):
-        return assistant(results[-1].splitlines()[1])
+        return results[-1].splitlines()[1]
     names = set(re.findall(r"\w+", results[0]))
     words = {word: next(n for n in choices if n in names) for word, choices in WORDS.items()}
     for question in QUESTIONS:
         pattern = re.escape(question.text).replace(re.escape("{it}"), r"(\w+)")
         if found := re.fullmatch(pattern, messages[asked].text):
             return call("sql", query=question.sql.format(it=found[1], **words))
-    return assistant("I do not know such questions.")
+    return "I do not know such questions."

@@ -24,7 +24,7 @@ from relax_agent.envs.rewards import Rubric
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
 from relax_agent.errors import ConfigError
-from relax_agent.messages import AssistantMessage, Message, assistant, user
+from relax_agent.messages import AssistantMessage, Message, user
 from relax_agent.tools import tool
 
 _MOVE = re.compile(r"\b(\d{1,2})[ ,]+(\d{1,2}) *= *(\d{1,2})\b")
@@ -132,7 +132,7 @@ class SudokuEnv(ToolEnv):
         return Expert(_plan, noise, seed)
 
 
-def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
+def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage | str:
     """Solve the grid and place the first missing digit."""
     rows = re.findall(r"^[.\d](?: [.\d])+$", messages[-1].text, re.M)
     grid = tuple(int(digit) for digit in " ".join(rows).replace(".", "0").split())
@@ -140,5 +140,5 @@ def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMess
     cell = grid.index(0)
     row, column = divmod(cell, isqrt(len(grid)))
     if not tools:
-        return assistant(f"{row + 1} {column + 1} = {solved[cell]}")
+        return f"{row + 1} {column + 1} = {solved[cell]}"
     return call("place", row=row + 1, column=column + 1, digit=solved[cell])

@@ -23,7 +23,7 @@ from relax_agent.envs.catalog.houses import BACK, METALS, ROOMS, TREASURES, Game
 from relax_agent.envs.catalog.shared import DrawnTasks, Expert, within
 from relax_agent.envs.core import Env, Info, StepResult
 from relax_agent.errors import ResetNeeded
-from relax_agent.messages import AssistantMessage, Message, Observation, assistant, system, user
+from relax_agent.messages import AssistantMessage, Message, Observation, system, user
 
 RULES = """You play a text adventure. Find the treasure and bring it to the hall.
 Reply with one command: look, go DIRECTION, take THING or unlock DIRECTION."""
@@ -133,18 +133,18 @@ class _Map:
         return None
 
 
-def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage:
+def _plan(messages: list[Message], tools: list[dict[str, Any]]) -> AssistantMessage | str:
     """Take what lies here; else do the next thing worth doing; else go to where there is one."""
     seen = _Map(messages)
     if seen.here != ["nothing"]:
-        return assistant(f"take {seen.here[0]}")
+        return f"take {seen.here[0]}"
     paths, visited = deque([(seen.room, "")]), {seen.room}
     while paths:
         room, first = paths.popleft()
         if command := seen.goal(room):
-            return assistant(first or command)
+            return first or command
         for direction, behind in seen.exits[room].items():
             if behind and behind not in visited:
                 visited.add(behind)
                 paths.append((behind, first or f"go {direction}"))
-    return assistant("look")
+    return "look"
