@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -28,7 +28,7 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s{0,9}\{|\\[{}]|[{}]")
 class AnswerReward:
     """Compares the final answer with the task's own."""
 
-    extract: Extract | None = None
+    extract: Extract | None = field(default=None, kw_only=True)
     """Takes the answer out of the text; by default the whole text is the answer."""
 
     def __call__(self, task: Task, transcript: Transcript) -> float:

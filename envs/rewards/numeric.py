@@ -71,7 +71,7 @@ class NumericMatch(AnswerReward):
     agrees with ``0.12`` and with ``12``, but with another percentage only if they are equal.
     """
 
-    rel_tol: float = 1e-9
+    rel_tol: float = 1e-12
     """Difference that is allowed, as a share of the larger number."""
     abs_tol: float = 0.0
     """Difference that is allowed in any case."""

@@ -53,7 +53,9 @@ class JsonMatch(AnswerReward):
             raise EnvError(f"task {task.id!r}: {error}") from None
 
     def compare(self, answer: str, gold: Any) -> float:
-        """Return how well ``answer`` fits the schema ``gold``."""
+        """Return how well ``answer`` fits the schema ``gold``. Raises ValueError if it is none."""
+        from referencing.exceptions import Unresolvable
+
         validator = _validator(gold)
         value = read_json(answer)
         if value is _NOTHING:
@@ -64,6 +66,8 @@ class JsonMatch(AnswerReward):
             return _share(validator, gold, value)
         except RecursionError:
             return 0.0
+        except Unresolvable as error:
+            raise ValueError(f"its schema cannot be resolved: {error.ref}") from None
 
 
 _NOTHING: Any = object()

@@ -36,7 +36,8 @@ def main(target: str, memory_bytes: int) -> None:
         assert function is not None
         try:
             value = _run(function, header["arguments"])
-            value = _plain(await value if inspect.isawaitable(value) else value)
+            value = await value if inspect.isawaitable(value) else value
+            value = _plain(value) if "task" in header["arguments"] else value
         except FATAL:
             raise
         except (Exception, SystemExit) as error:

@@ -42,7 +42,12 @@ class WorkerPool:
     """Warm processes that call one function."""
 
     def __init__(
-        self, target: str, *, size: int | None = None, memory_bytes: int | None = None
+        self,
+        target: str,
+        *,
+        size: int | None = None,
+        memory_bytes: int | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare a pool; no process is started before the first call.
 
@@ -52,10 +57,12 @@ class WorkerPool:
             size: Most workers that run at once for one event loop; by default one for each CPU,
                 at most 4.
             memory_bytes: Address space that a worker may use; more is a MemoryError.
+            env: Variables that the workers get on top of this process's own.
         """
         self.target = target
         self.size = size or min(_MOST_WORKERS, os.cpu_count() or 1)
         self._memory_bytes = memory_bytes
+        self._env = dict(env or {})
         self._idle: list[LinkedProcess] = []
         self._lock = threading.Lock()
         self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -131,7 +138,7 @@ class WorkerPool:
             f"reward worker of {self.target}",
             [sys.executable, "-m", program, self.target, str(self._memory_bytes or 0)],
             start_timeout_s=_START_LIMIT_S,
-            env={"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1"},
+            env={"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", **self._env},
             failure=WorkerFailed,
         )
 

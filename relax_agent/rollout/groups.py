@@ -2,7 +2,8 @@
 
 A member that fails is run once more, from a clean copy with nothing of the first try in it. If it
 fails again, the group goes on with the others as long as two remain, since rewards are compared
-with each other. What failed is handed out beside the group: no trace is lost.
+with each other. What failed is handed out beside the group: no trace is lost. Rewards that compare
+members (:mod:`relax_agent.rollout.group_rewards`) come when all have ended.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from relax_agent.rollout.env_pool import EnvPool
 from relax_agent.rollout.episode_loop import EpisodeOptions, run_episode
 from relax_agent.rollout.expert import ExpertSource
 from relax_agent.rollout.fleet import Fleet
+from relax_agent.rollout.group_rewards import add_group_rewards, scores_groups
 from relax_agent.rollout.limits import EpisodeLimits
 from relax_agent.rollout.sampling import PolicySource
 from relax_agent.rollout.seeds import stable_seed
@@ -100,6 +102,7 @@ class EpisodeRunner:
         self._renderer = renderer
         self._envs = envs
         self._on_episode = on_episode
+        self._scores_groups = False
         self.options = options
         self.env_id = env_id
 
@@ -120,6 +123,7 @@ class EpisodeRunner:
     async def _play(self, episode: Episode, member: int, attempt: int) -> None:
         try:
             async with self._envs.borrow() as borrowed:
+                self._scores_groups = scores_groups(borrowed.env)
                 source = self._source() if callable(self._source) else self._source
                 await run_episode(
                     borrowed.env,
@@ -133,6 +137,11 @@ class EpisodeRunner:
                 borrowed.reusable = episode.status in _REUSABLE
         except EnvError as error:
             episode.finish(EpisodeStatus.ENV_FAILURE, str(error))
+
+    async def score_group(self, group: Group) -> None:
+        """Add the rewards that compare the members, if the environment gives any. Never fails."""
+        if self._scores_groups:
+            await add_group_rewards(self._envs, group, self.options.limits.env_timeout_s)
 
 
 class GroupRunner:
@@ -175,7 +184,14 @@ class GroupRunner:
             running = [tasks.create_task(member(number)) for number in range(self.size)]
         episodes = [episode for task in running if (episode := task.result()) is not None]
         group = Group(group_id, self._episodes.env_id, task_id, episodes)
+        if len(episodes) >= self._fewest:
+            await self._episodes.score_group(group)
         return self._judge(GroupOutcome(group, failed))
+
+    @property
+    def _fewest(self) -> int:
+        """Members that make a group: rewards are compared."""
+        return min(2, self.size)
 
     async def _member(
         self, group_id: str, task_id: str, seed: int, number: int, failed: list[Episode]
@@ -191,7 +207,7 @@ class GroupRunner:
 
     def _judge(self, outcome: GroupOutcome) -> GroupOutcome:
         left = outcome.group.episodes
-        if len(left) < min(2, self.size):
+        if len(left) < self._fewest:
             last = outcome.failed[-1]
             outcome.reason = "dropped" if left else "failed"
             outcome.detail = (
