@@ -67,7 +67,7 @@ class Reply:
 
 
 class Interpreter:
-    """A started interpreter. Made by :func:`start` or :func:`start_async`, ended by :meth:`kill`."""
+    """A started interpreter. Made by :func:`start`, ended by :meth:`close` or :meth:`kill`."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Interpreter:
                 hint=said,
             ) from error
         if number != 0 or not isinstance(reply.body.get("pid"), int):
-            raise ToolError("the sandbox did not start", kind=ToolErrorKind.UNAVAILABLE)
+            raise _unavailable("the sandbox did not start")
         self._socket.setblocking(False)
         self._find_worker(level)
 
@@ -129,9 +129,7 @@ class Interpreter:
         self._worker_fd = os.pidfd_open(self._worker)
         for pid in (self._first, self._worker):
             if (wrong := problem_of(pid)) is not None:
-                raise ToolError(
-                    f"the sandbox does not hold: {wrong}", kind=ToolErrorKind.UNAVAILABLE
-                )
+                raise _unavailable(f"the sandbox does not hold: {wrong}")
 
     def _blocking(self, size: int) -> bytes:
         data = bytearray()
@@ -147,7 +145,7 @@ class Interpreter:
     async def ask(self, body: Body, blob: bytes = b"") -> Reply:
         """Send one request and wait for its reply. The caller sets the time limit.
 
-        Whatever goes wrong, cancellation included, the process is killed.
+        Whatever goes wrong, cancellation included, the process is killed or has ended.
 
         Raises:
             Gone: It ended meanwhile; ``verdict`` says whether it was killed for a reason.
@@ -158,6 +156,8 @@ class Interpreter:
         try:
             reply = await self._exchange(body, blob)
             await self._end_call()
+        except Gone:
+            raise  # it ends by itself: the caller asks how
         except BaseException:
             self.child.kill()
             raise
@@ -351,6 +351,10 @@ async def start_async(starter: Callable[[], Interpreter]) -> Interpreter:
     except asyncio.CancelledError:
         handover.refuse()
         raise
+
+
+def _unavailable(message: str) -> ToolError:
+    return ToolError(message, kind=ToolErrorKind.UNAVAILABLE)
 
 
 # -- frames -----------------------------------------------------------------------------------

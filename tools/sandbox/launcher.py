@@ -22,7 +22,7 @@ from typing import Any
 _NEW_MOUNTS = 0x00020000
 _BIND, _REC, _PRIVATE = 4096, 16384, 1 << 18
 _NOSUID, _NODEV = 2, 4
-_STAGE = "/tmp"  # noqa: S108 - of a mount namespace of its own
+_STAGE = "/tmp"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from relax_agent import guardian
-from relax_agent.tools.sandbox.limits import Level, Limits
+from relax_agent.tools.sandbox.limits import Limits
 
 HERE = Path(__file__).parent
 HOME, TEMP = "/box/home", "/box/tmp"
 _PYTHON = "/python/bin/python3"
+_ISOLATED = ("-I", "-B")
 _NOFILE_BYTES = 64 << 20
 """Largest file that may be read back out of a sandbox."""
 
@@ -64,7 +65,7 @@ class _Mounts:
         if self.staged:
             name = f"s{len(self.sources)}"
             self.sources[name] = path
-            path = f"/tmp/{name}"  # noqa: S108 - the launcher's own
+            path = f"/tmp/{name}"
         self.options += ["--ro-bind", path, target]
 
     def hide(self, target: str) -> None:
@@ -83,6 +84,7 @@ def strong(
     config = _worker_config(limits, worker, HOME, path)
     if not mounts.staged:  # inside its own user namespace only the sandbox's processes count
         config["limits"] = {"RLIMIT_NPROC": limits.processes}
+    text = json.dumps(config)
     return Launch(
         {
             "stage": mounts.sources if mounts.staged else None,
@@ -92,16 +94,7 @@ def strong(
             "options": [*_namespaces(), *mounts.options, *_writable(limits), *_variables()],
             "env": {},
             "keep": [guardian.COOKIE],
-            "argv": [
-                bwrap,
-                "--args",
-                "{options}",
-                _PYTHON,
-                "-I",
-                "-B",
-                "/worker.py",
-                json.dumps(config),
-            ],
+            "argv": [bwrap, "--args", "{options}", _PYTHON, *_ISOLATED, "/worker.py", text],
         }
     )
 
@@ -121,7 +114,7 @@ def basic(limits: Limits, worker: dict[str, Any], folder: Path, *, packages: boo
             "options": [],
             "env": _environment(home, temp),
             "keep": [guardian.COOKIE],
-            "argv": [sys.executable, "-I", "-B", script, json.dumps(config)],
+            "argv": [sys.executable, *_ISOLATED, script, json.dumps(config)],
         },
         folder,
     )
@@ -227,8 +220,8 @@ def _writable(limits: Limits) -> list[str]:
     """One bounded file system for all that is written; the rest becomes read-only."""
     size = str(limits.disk_mb << 20)
     options = ["--proc", "/proc", "--dev", "/dev"]
-    options += ["--size", str(16 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
-    options += ["--size", size, "--tmpfs", "/box", "--symlink", TEMP, "/tmp"]  # noqa: S108
+    options += ["--size", str(16 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    options += ["--size", size, "--tmpfs", "/box", "--symlink", TEMP, "/tmp"]
     return [*options, "--remount-ro", "/", "--chdir", "/box"]
 
 
@@ -248,6 +241,7 @@ def _environment(home: str, temp: str) -> dict[str, str]:
         "USER": "sandbox",
         "LANG": "C.UTF-8",
         "TZ": "UTC",
+        "MALLOC_ARENA_MAX": "2",
         "MPLBACKEND": "agg",
         "MPLCONFIGDIR": f"{temp}/matplotlib",
         **dict.fromkeys(threads, "1"),

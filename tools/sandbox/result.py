@@ -72,9 +72,6 @@ def read_reply(
     value = body.get("value")
     notes = body.get("notes")
     told = [n for n in notes if isinstance(n, str)] if isinstance(notes, list) else []
-    threads = body.get("threads")
-    if isinstance(threads, int) and threads > 0:
-        told.append(f"{threads} threads still run; they go on only while calls run")
     images = tuple(Image(blob) for blob in blobs if blob.startswith(_PNG))
     return (
         shortened(value, limit) if isinstance(value, str) else None,
@@ -90,6 +87,4 @@ def _error(data: object, limit: int) -> ExecutionError | None:
     name, text = "", ""
     if isinstance(data, dict):
         name, text = str(data.get("type", ""))[:100], str(data.get("text", ""))
-    if name == "SystemExit":
-        text += ": the code ended itself; the session goes on"
     return ExecutionError(ToolErrorKind.CRASHED, shortened(text or name or "failed", limit), name)

@@ -129,7 +129,7 @@ def supported(machine: str) -> bool:
 
 
 def program(machine: str) -> bytes:
-    """Return the filter as the kernel (and ``bwrap --seccomp``) wants it: 8 bytes an instruction."""
+    """Return the filter as ``bwrap --seccomp`` wants it: 8 bytes an instruction."""
     column, audit_name = _ARCHITECTURES[machine]
     code = [
         _op(_LOAD, _ARCHITECTURE),

@@ -4,9 +4,11 @@ It is trusted only until the first line of foreign code has run; nothing outside
 makes a session pleasant: variables stay, the value of a last expression is shown, figures and
 pictures come back as images, a traceback begins in the code that was given and ends there.
 
-A frame is 4 bytes with the length of a JSON header, the header ``{"id", "body", "blobs": [sizes]}``,
+A frame is 4 bytes with the length of a JSON header, the header ``{"id", "body", "blobs": [sizes]}``
 and the blobs. Requests are ``{"do": "run", "code": …}``, ``{"do": "read", "path": …}`` and
-``{"do": "write", "path": …}`` with one blob. Standard library only.
+``{"do": "write", "path": …}`` with one blob. What code does to the streams and to the built-in
+names is mended before the next call; if more than that is broken, this process ends, and the
+session goes on with another one. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ast
 import asyncio
 import builtins
 import contextlib
+import fcntl
 import inspect
 import io
 import json
@@ -34,7 +37,9 @@ Body = dict[str, Any]
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _MAX_FD = 1 << 16
+_HIDDEN_FD = 100
 _SHOWN_FRAMES = 12
+_OWN_FILES = (__file__, ast.__file__)
 
 
 class _Link:
@@ -76,6 +81,9 @@ class _Session:
     def __init__(self, config: Body) -> None:
         self._config = config
         self._calls = 0
+        self._threads = 0
+        self._process = os.getpid()
+        self._mend = _Mend()
         self.main = types.ModuleType("__main__")
         self.main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = self.main
@@ -83,26 +91,40 @@ class _Session:
     def run(self, code: str) -> tuple[Body, list[bytes]]:
         """Execute code; say what it gave."""
         self._calls += 1
-        name = f"<call {self._calls}>"
         body: Body = {}
         images: list[bytes] = []
         try:
-            value = self._execute(code, name)
-            if value is not None:
-                self.main.__dict__["_"] = value
-                picture = _picture(value)
-                if picture is None:
-                    body["value"] = self._shortened(repr(value))
-                else:
-                    images.append(picture)
-            images += _figures()
+            self._show(self._execute(code, f"<call {self._calls}>"), body, images)
         except BaseException as error:  # sys.exit and Ctrl-C of the code as well
-            body["error"] = self._told(error, name)
-            with contextlib.suppress(BaseException):
-                images += _figures()
-        _flush()
-        body["threads"] = sum(t is not threading.current_thread() for t in threading.enumerate())
-        return body | {"notes": self._fit(images)}, images
+            self._mend()
+            body["error"] = self._told(error)
+        else:
+            self._mend()
+        if os.getpid() != self._process:
+            _end_copy(body)
+        with contextlib.suppress(BaseException):
+            images += _figures()
+        body["notes"] = self._fit(images) + self._threads_left()
+        return body, images
+
+    def _show(self, value: Any, body: Body, images: list[bytes]) -> None:
+        if value is None:
+            return
+        self.main.__dict__["_"] = value
+        picture = _picture(value)
+        if picture is None:
+            body["value"] = self._shortened(repr(value))
+        else:
+            images.append(picture)
+
+    def _threads_left(self) -> list[str]:
+        """Say so if code has left more threads running than before."""
+        count = threading.active_count() - 1
+        before, self._threads = self._threads, count
+        if count <= before:
+            return []
+        note = f"threads that are still running: {count}; they go on only while calls run"
+        return [f"{note} (os._exit(0) ends them, and the interpreter)"]
 
     def _execute(self, code: str, name: str) -> Any:
         lines = code.splitlines(keepends=True)
@@ -119,16 +141,13 @@ class _Session:
             return asyncio.run(types.FunctionType(code, self.main.__dict__)())
         return eval(code, self.main.__dict__)  # noqa: S307 - this is the place for it
 
-    def _told(self, error: BaseException, name: str) -> Body:
+    def _told(self, error: BaseException) -> Body:
         if isinstance(error, SystemExit):
-            return {"type": "SystemExit", "text": f"SystemExit: {error.code}"}
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != name:
-            trace = trace.tb_next  # the worker's own frames
+            text = f"the code called sys.exit({error.code!r}); the session goes on, variables stay"
+            return {"type": "SystemExit", "text": self._shortened(text)}
         try:
-            shown = traceback.TracebackException(
-                type(error), error, trace, limit=-_SHOWN_FRAMES, compact=True
-            )
+            shown = traceback.TracebackException.from_exception(error, compact=True)
+            _without_own_frames(shown)
             text = "".join(shown.format())
         except BaseException as second:
             text = f"{type(error).__name__} (which cannot be shown: {type(second).__name__})"
@@ -151,6 +170,52 @@ class _Session:
         dropped = len(images) - len(kept)
         images[:] = kept
         return [f"{dropped} images were left out: too many or too large"] if dropped else []
+
+
+class _Mend:
+    """Puts the streams and the built-in names back to what they were."""
+
+    def __init__(self) -> None:
+        self._names = dict(vars(builtins))
+        self._put_back = vars(builtins).update  # code may delete every name that is looked up
+        self._pipes = [_hidden(1), _hidden(2)]
+
+    def __call__(self) -> None:
+        self._put_back(self._names)
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            with contextlib.suppress(BaseException):
+                stream.flush()  # type: ignore[union-attr]
+        for number, pipe in enumerate(self._pipes, 1):
+            os.dup2(pipe, number)
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, _stream(1), _stream(2)
+        sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def _hidden(fd: int) -> int:
+    """Return a copy of a descriptor with a number that nothing counts up to."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIDDEN_FD)
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    file = open(fd, "wb", closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(
+        file, encoding="utf-8", errors="backslashreplace", line_buffering=True, newline="\n"
+    )
+
+
+def _end_copy(body: Body) -> None:
+    """End a process that code has forked and that came back here; there is one session only."""
+    with contextlib.suppress(BaseException):
+        print(body["error"]["text"], file=sys.stderr, flush=True)
+    os._exit(1 if "error" in body else 0)
+
+
+def _without_own_frames(shown: traceback.TracebackException | None) -> None:
+    """Leave out this file's frames and the compiler's, and all but the last of the others."""
+    while shown is not None:
+        frames = [frame for frame in shown.stack if frame.filename not in _OWN_FILES]
+        shown.stack = traceback.StackSummary.from_list(frames[-_SHOWN_FRAMES:])
+        shown = shown.__cause__ or shown.__context__
 
 
 def _picture(value: Any) -> bytes | None:
@@ -183,12 +248,6 @@ def _figures() -> list[bytes]:
     if plots is None:
         return []
     return [_drawn(plots.figure(number)) for number in plots.get_fignums()]
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(BaseException):
-            stream.flush()  # type: ignore[union-attr]
 
 
 def _read(path: str, most: int) -> tuple[Body, list[bytes]]:
@@ -243,10 +302,7 @@ def _prepare(config: Body) -> None:
     os.chdir(config["home"])
     sys.argv = [""]
     sys.path[:] = ["", *(p for p in sys.path if not p.endswith("site-packages")), *config["path"]]
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(  # type: ignore[union-attr]
-            encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
     builtins.input = _no_input
     sys.breakpointhook = _no_breakpoint
     warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive")
