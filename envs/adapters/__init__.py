@@ -5,5 +5,6 @@ Each library has a module of its own, which imports it when it is used and not b
 
 from relax_agent.envs.adapters.gymnasium import from_gymnasium
 from relax_agent.envs.adapters.gymnasium_export import as_gymnasium
+from relax_agent.envs.adapters.reasoning_gym import from_reasoning_gym
 
-__all__ = ["as_gymnasium", "from_gymnasium"]
+__all__ = ["as_gymnasium", "from_gymnasium", "from_reasoning_gym"]
