@@ -159,8 +159,9 @@ class _Life:
         from relax_agent.envs.registration import make
 
         env = make(self._spec)
-        self._session = EnvSession(env)
-        return describe_env(env, self._spec.id)
+        manifest = describe_env(env, self._spec.id)
+        self._session = EnvSession(env, manifest["tools"])
+        return manifest
 
     async def answer(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
         assert self._session is not None

@@ -160,7 +160,7 @@ class ToolReply(TypedDict):
     """What a tool gave back."""
 
     content: list[WirePart]
-    error: WireErrorKind | None
+    failure: WireErrorKind | None
     duration_s: float
 
 

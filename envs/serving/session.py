@@ -39,13 +39,19 @@ def _ids(tasks: TaskSet) -> Json:
     }
 
 
+def unknown_request(op: object) -> WireError:
+    """Return the error of a request that the protocol does not know."""
+    return WireError(f"there is no request {op!r:.80}", hint=f"one of {', '.join(REQUESTS)}")
+
+
 class EnvSession:
     """Answers the requests to one environment."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, told: list[Json]) -> None:
+        """Begin with an environment whose tools the other side knows as ``told``."""
         self.env = env
-        self._told: AnyToolset = env.tools
-        self._schemas = env.tools.schemas()
+        self._told: AnyToolset | None = None
+        self._schemas = told
         self._ops: dict[str, Callable[[Any, Sequence[bytes]], Awaitable[Answer]]] = {
             "reset": self._reset,
             "step": self._step,
@@ -64,7 +70,7 @@ class EnvSession:
         op = request.get("op")
         adapter = REQUESTS.get(op) if isinstance(op, str) else None
         if adapter is None:
-            raise WireError(f"there is no request {op!r}", hint=f"one of {', '.join(REQUESTS)}")
+            raise unknown_request(op)
         return await self._ops[op](wire.check(adapter, request, f"{op}"), blobs)  # type: ignore[index]
 
     async def _reset(self, request: Any, blobs: Sequence[bytes]) -> Answer:

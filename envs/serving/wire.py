@@ -283,7 +283,7 @@ def read_tool(data: Json, blobs: Sequence[bytes]) -> ToolResult:
     """Return what a reply to ``call_tool`` says."""
     reply = check(TOOL_REPLY, data, "the reply of a tool")
     content = _content_from_wire(reply["content"], blobs)
-    return ToolResult(content, reply["error"], reply["duration_s"])
+    return ToolResult(content, reply["failure"], reply["duration_s"])
 
 
 def read_rewards(data: Json) -> list[float]:
@@ -305,7 +305,7 @@ def tool_to_wire(result: ToolResult, blobs: Blobs) -> Json:
     """Return what a tool gave back as JSON data."""
     return {
         "content": [_part_to_wire(part, blobs) for part in result.content],
-        "error": result.error,
+        "failure": result.error,
         "duration_s": result.duration_s,
     }
 

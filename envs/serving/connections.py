@@ -1,0 +1,321 @@
+"""The client's end: one environment at the other end of a WebSocket, or of HTTP requests.
+
+aiohttp on both, with nothing per message but JSON and the socket. A connection belongs to the event
+loop that opened it. The kernel watches over a quiet one (TCP keep-alive), not a timer of ours: a
+program that computes for a minute between two steps loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from typing import Any, Protocol
+
+import aiohttp
+from aiohttp import WSMsgType
+
+from relax_agent.envs.serving.wire import Blobs, Json, WireError, dumps, loads
+from relax_agent.errors import EnvError
+from relax_agent.frames import FrameError, Frames, error_from_json, pack
+
+FRAME_TYPE = "application/x-relax-frame"
+SESSION_HEADER = "X-Env-Session"
+_MAX_REPLY_BYTES = 1 << 30
+_CLOSE_S = 5.0
+_BACKOFF_S, _MAX_BACKOFF_S = 0.05, 2.0
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class Lost(Exception):
+    """The connection is gone. Internal: whether that matters depends on the episode."""
+
+
+class Connection(Protocol):
+    """One environment at the other end."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked from the running loop."""
+
+    async def ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
+        """Send a request and return its reply; raise what it failed with, or Lost."""
+
+    async def close(self) -> None:
+        """Let go of the environment."""
+
+    async def drop(self) -> None:
+        """Let go without a word, also of a connection whose loop has ended."""
+
+
+class SlotWait:
+    """Waits between the tries to get an environment from a server that has none to give."""
+
+    def __init__(self, url: str, limit_s: float) -> None:
+        self._url = url
+        self._limit_s = limit_s
+        self._delay_s = _BACKOFF_S
+        self._end = asyncio.get_running_loop().time() + limit_s
+
+    async def again(self) -> None:
+        """Wait a little longer than the last time, or raise EnvError if the time is over."""
+        left = self._end - asyncio.get_running_loop().time()
+        if left <= 0:
+            raise EnvError(
+                f"{self._url} had no free environment for {self._limit_s:g} s",
+                hint="serve more of them (--slots), or run fewer episodes at once",
+            )
+        await asyncio.sleep(min(left, self._delay_s * random.uniform(0.5, 1.0)))
+        self._delay_s = min(2 * self._delay_s, _MAX_BACKOFF_S)
+
+
+class WebSocketConnection:
+    """One environment at the other end of a WebSocket."""
+
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, ws: aiohttp.ClientWebSocketResponse
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._url = url
+        self._session = session
+        self._ws = ws
+        self._number = 0
+        self._lock = asyncio.Lock()
+        self._broken = False
+
+    @classmethod
+    async def open(
+        cls, url: str, token: str | None, timeout_s: float, slot_timeout_s: float
+    ) -> WebSocketConnection:
+        """Connect, waiting for a free environment if there is none."""
+        session = _session(token)
+        wait = SlotWait(url, slot_timeout_s)
+        try:
+            while True:
+                async with asyncio.timeout(timeout_s):
+                    ws = await _handshake(session, f"{url}/ws")
+                if ws is not None:
+                    _watch_over(ws.get_extra_info("socket"))
+                    return cls(url, session, ws)
+                await wait.again()
+        except TimeoutError:
+            await session.close()
+            raise EnvError(f"{url} did not answer within {timeout_s:g} s") from None
+        except BaseException as error:
+            await session.close()
+            if isinstance(error, (aiohttp.ClientError, OSError)):
+                raise refusal(url, error) from error
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked from the running loop."""
+        return not (self._broken or self._ws.closed) and (self.loop is asyncio.get_running_loop())
+
+    async def ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
+        """Send a request and return its reply; raise what it failed with, or Lost."""
+        async with self._lock:
+            self._number += 1
+            request = {"id": self._number, **request}
+            if blobs:
+                request["blobs"] = [len(blob) for blob in blobs]
+            self._broken = True  # until all of the reply is there
+            try:
+                await self._ws.send_str(dumps(request).decode())
+                for blob in blobs:
+                    await self._ws.send_bytes(blob)
+            except (aiohttp.ClientError, OSError) as error:
+                raise Lost(f"{type(error).__name__}: {error}") from error
+            reply, media = await self._reply()
+            self._broken = False
+        if "error" in reply:
+            raise error_from_json(reply["error"], EnvError)
+        return reply, media
+
+    async def _reply(self) -> tuple[Json, Blobs]:
+        reply = loads(await self._frame(WSMsgType.TEXT))
+        number = reply.pop("id", None)
+        if number != self._number:
+            if number is None and "error" in reply:  # the server ended it some time ago
+                raise Lost(error_from_json(reply["error"], EnvError).message)
+            raise Lost(f"a reply to request {number!r:.80} instead of {self._number}")
+        sizes = reply.pop("blobs", ())
+        media = []
+        for size in sizes if isinstance(sizes, list) else ():
+            media.append(await self._frame(WSMsgType.BINARY))
+            if len(media[-1]) != size:
+                raise WireError(f"a binary frame of {len(media[-1]):,} bytes instead of {size!r}")
+        return reply, media
+
+    async def _frame(self, kind: WSMsgType) -> Any:
+        message = await self._ws.receive()
+        if message.type is kind:
+            return message.data
+        if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+            raise Lost("the server does not speak this protocol")
+        code = self._ws.close_code
+        told = f" (code {code}{_MEANING.get(code or 0, '')})"
+        raise Lost(f"the server closed the connection{told if code else ''}")
+
+    async def close(self) -> None:
+        """Say goodbye, briefly."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._ws.close()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            pass
+        finally:
+            await self._session.close()
+
+    async def drop(self) -> None:
+        """Let go without a word, also of a connection whose loop has ended."""
+        await _drop(self._session, self.loop)
+
+
+class HttpConnection:
+    """One environment behind HTTP requests, known by the id of its session."""
+
+    def __init__(
+        self, url: str, token: str | None, timeout_s: float, slot_timeout_s: float
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._url = url
+        self._timeout_s = timeout_s
+        self._slot_timeout_s = slot_timeout_s
+        self._session = _session(token)
+        self._id: str | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked from the running loop."""
+        return self.loop is asyncio.get_running_loop()
+
+    async def ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
+        """Send a request and return its reply; raise what it failed with, or Lost."""
+        wait = SlotWait(self._url, self._slot_timeout_s)
+        async with self._lock:
+            while True:
+                status, reply, media = await self._post(request, blobs)
+                if status != 503:
+                    break
+                await wait.again()
+        if status == 404:
+            self._id = None
+            raise Lost(error_from_json(reply.get("error"), EnvError).message)
+        if "error" in reply:
+            raise error_from_json(reply["error"], EnvError)
+        return reply, media
+
+    async def _post(self, request: Json, blobs: Blobs) -> tuple[int, Json, Blobs]:
+        body = {name: value for name, value in request.items() if name != "op"}
+        headers = {} if self._id is None else {SESSION_HEADER: self._id}
+        if blobs:
+            data, headers["Content-Type"] = pack({"id": 0, **body}, blobs), FRAME_TYPE
+        else:
+            data, headers["Content-Type"] = dumps(body), "application/json"
+        try:
+            async with self._session.post(
+                f"{self._url}/{request['op']}", data=data, headers=headers
+            ) as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise Lost(f"{type(error).__name__}: {error}") from error
+        self._id = response.headers.get(SESSION_HEADER, self._id)
+        if response.content_type == FRAME_TYPE:
+            return response.status, *_unpack(raw)
+        return response.status, loads(raw), []
+
+    async def close(self) -> None:
+        """Give the environment back."""
+        try:
+            if self._id is not None:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._post({"op": "close"}, [])
+        except (TimeoutError, Lost):
+            pass
+        finally:
+            await self._session.close()
+
+    async def drop(self) -> None:
+        """Let go without a word."""
+        await _drop(self._session, self.loop)
+
+
+_MEANING = {
+    1001: ": it gave the environment back",
+    1006: ": it ended, or the network did",
+    1009: ": a message was too large",
+    1012: ": it ends",
+}
+
+
+def _session(token: str | None) -> aiohttp.ClientSession:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    # The server keeps idle connections for longer, so that none is found dead when it is used.
+    connector = aiohttp.TCPConnector(keepalive_timeout=15, limit=4)
+    timeout = aiohttp.ClientTimeout(total=None)  # drivers have limits of their own
+    return aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout)
+
+
+async def _handshake(
+    session: aiohttp.ClientSession, url: str
+) -> aiohttp.ClientWebSocketResponse | None:
+    """Return the open WebSocket, or None if the server has no free environment."""
+    try:
+        return await session.ws_connect(
+            url, max_msg_size=_MAX_REPLY_BYTES, timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S)
+        )
+    except aiohttp.WSServerHandshakeError as error:
+        if error.status == 503:
+            return None
+        raise
+
+
+def _watch_over(connection: Any) -> None:
+    if connection is None:
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _drop(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
+    if loop is asyncio.get_running_loop():
+        await session.close()
+    else:  # its loop has ended: the sockets close with their last reference
+        session.detach()
+
+
+def refusal(url: str, error: Exception) -> EnvError:
+    """Tell in plain words why a server cannot be used."""
+    status = getattr(error, "status", None)
+    if status == 401:
+        return EnvError(
+            f"{url} wants a bearer token",
+            hint="make(…, token=…), or export RELAX_AGENT_ENV_TOKEN=…",
+        )
+    if status is not None:
+        return EnvError(
+            f"{url} answers with status {status}; it serves no environment",
+            hint="the address is the one that `relax-agent envs serve` prints",
+        )
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return EnvError(
+        f"{url} cannot be reached: {reason}", hint="is it served? relax-agent envs serve ENV"
+    )
+
+
+def _unpack(data: bytes) -> tuple[Json, Blobs]:
+    with contextlib.suppress(FrameError):
+        found = list(Frames().feed(data))
+        if len(found) == 1:
+            header, blobs = found[0]
+            header.pop("id", None)
+            return header, blobs
+    raise WireError("the reply is not one frame")
