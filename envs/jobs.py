@@ -80,8 +80,10 @@ class Run:
             while (job := await self._jobs.next()) is not None:
                 await self._done.put(await self._play_one(slot, job))
         except Exception as error:
-            await self._done.put(error)
-        await self._done.put(None)
+            if not self.stopping:  # nobody reads any more
+                await self._done.put(error)
+        if not self.stopping:
+            await self._done.put(None)
 
     async def stop(self) -> None:
         """Cancel the workers and see them end. May be called twice."""

@@ -226,7 +226,8 @@ class _Player:
 
     async def _cancel(self, episode: asyncio.Task[None], error: BaseException) -> None:
         """End the record as cancelled, and the episode's task with it."""
-        self._finish(EpisodeStatus.CANCELLED, _words(error))
+        if self._record.status is EpisodeStatus.RUNNING:  # else it ended in the same moment
+            self._finish(EpisodeStatus.CANCELLED, _words(error))
         await stop(episode)
 
     def _leave(self, episode: asyncio.Task[None]) -> None:

@@ -217,3 +217,27 @@ def test_jobs_are_told_apart_by_task_seed_and_sample():
     assert (
         len({EvalJob("a", 0, 0), EvalJob("a", 1, 0), EvalJob("a", 0, 1), EvalJob("b", 0, 0)}) == 4
     )
+
+
+def test_leaving_in_the_moment_in_which_an_episode_ends_keeps_nobody_waiting(tmp_path):
+    """T160: a cancellation that comes together with the end is no second end."""
+
+    class Enough(Exception):
+        pass
+
+    async def leave(after):
+        seen = []
+
+        def count(job, play):
+            seen.append(play)
+            if len(seen) == after:
+                raise Enough
+
+        jobs = plan(TASKS, samples=4)
+        folder = log(tmp_path / str(after))
+        async with asyncio.timeout(3):  # a worker that hangs is waited for much longer
+            await evaluate(SPEC, Counting, jobs, concurrency=2, on_play=count, log=folder)
+
+    for after in range(1, 16):
+        with pytest.raises(Enough):
+            asyncio.run(leave(after))
