@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -86,6 +87,7 @@ class Interpreter:
         self._worker: int | None = None
         self._worker_fd = -1
         self._first = 0
+        self._first_fd = -1
         self._stopped = False
         self._asking = False
 
@@ -126,6 +128,7 @@ class Interpreter:
                     "the sandbox is not as it was built", kind=ToolErrorKind.UNAVAILABLE
                 )
             self._first, self._worker = self._worker, below[0]
+        self._first_fd = os.pidfd_open(self._first)
         self._worker_fd = os.pidfd_open(self._worker)
         for pid in (self._first, self._worker):
             if (wrong := problem_of(pid)) is not None:
@@ -266,16 +269,33 @@ class Interpreter:
         with contextlib.suppress(Exception):
             self._asking = False
             self.kill()
+            if self._first_fd >= 0:
+                close_quietly(self._first_fd)
 
     async def close(self) -> None:
-        """End it and wait until nothing of it is left.
+        """End it and wait until nothing of it is left. May be called twice.
 
         Raises:
-            ToolError: It survives SIGKILL, which only a hanging kernel can cause.
+            ToolError: Something survives SIGKILL, which only a hanging kernel can cause.
         """
         self.kill()
-        if not await self.child.wait(_KILL_LIMIT_S):
-            raise ToolError(f"sandbox process {self.child.pid} survives SIGKILL")
+        limit = asyncio.get_running_loop().time() + _KILL_LIMIT_S
+        await self.child.wait(_KILL_LIMIT_S)
+        while not (self.child.ended.done() and self._is_empty()):
+            if asyncio.get_running_loop().time() > limit:
+                raise ToolError(f"sandbox process {self.child.pid} survives SIGKILL")
+            await asyncio.sleep(0.002)
+        if self._first_fd >= 0:
+            close_quietly(self._first_fd)
+            self._first_fd = -1
+
+    def _is_empty(self) -> bool:
+        """Whether the namespace's first process has ended, which it does after all others."""
+        if self._first_fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._first_fd, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 def start(launch: Launch, level: Level, limits: Limits) -> Interpreter:
