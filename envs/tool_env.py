@@ -272,14 +272,14 @@ class ToolEnv(Env):
         if type(self).follow_up is ToolEnv.follow_up:
             return []
         said = await self._hook("follow_up", self._task(), self.transcript)
-        messages = [said] if isinstance(said, (str, Message)) else list(said or ())
-        found = [user(item) if isinstance(item, str) else item for item in messages]
-        for item in found:
-            if not isinstance(item, Message) or item.role == "assistant":
-                raise EnvError(
-                    f"{type(self).__name__}.follow_up() returned {item!r:.80}",
-                    hint="return the user's text, a list of messages, or None",
-                )
+        messages = [said] if isinstance(said, (str, Message)) else said or ()
+        given = messages if isinstance(messages, (list, tuple)) else [None]
+        found = [user(item) if isinstance(item, str) else item for item in given]
+        if any(not isinstance(m, Message) or m.role == "assistant" for m in found):
+            raise EnvError(
+                f"{type(self).__name__}.follow_up() returned {said!r:.80}",
+                hint="return the user's text, a list of messages, or None",
+            )
         self.transcript.extend(found)
         return found
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
-from relax_agent import tool
+from relax_agent import Reward, Rubric, Transcript, tool
 from relax_agent.envs import (
     PlayLimits,
     RandomPolicy,
@@ -18,8 +19,9 @@ from relax_agent.envs import (
     register,
     registry,
 )
+from relax_agent.envs.rewards import exact_match
 from relax_agent.errors import ConfigError, EnvError, InvalidAction, ResetNeeded, ToolErrorKind
-from relax_agent.messages import ToolCall, assistant, user
+from relax_agent.messages import ToolCall, assistant, parts, user
 from relax_agent.tools import Toolset
 from relax_agent.tools.calculator import calculator
 
@@ -357,3 +359,342 @@ def test_make_overrides_the_toolset():
         del registry["test/Sums-v0"]
     assert env.tools.names == ()
     assert env.unwrapped.max_turns == 5
+
+
+# -- what a message may look like ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "action", [assistant(""), assistant("  \n"), assistant("", reasoning="so it is 3")]
+)
+def test_an_empty_message_is_an_empty_answer(action):
+    _, _, steps = asyncio.run(run(Sums(), action))
+    assert steps[0][:4] == ([], 0.0, True, False)
+
+
+def test_text_beside_calls_is_no_answer():
+    action = replace(calls("1+2"), content=parts("3"))
+    env = Sums(max_turns=1)
+    _, _, steps = asyncio.run(run(env, action))
+    assert [m.text for m in steps[0][0]] == ["3"]
+    assert steps[0][1:4] == (0.0, False, True)
+    assert env.transcript.answer == ""
+
+
+def test_calls_with_one_id_are_all_run_and_answered_in_order():
+    twice = replace(
+        calls("1+2"),
+        tool_calls=tuple(ToolCall("calculator", {"expression": e}, "c") for e in ("1+2", "2+2")),
+    )
+    _, _, steps = asyncio.run(run(Sums(), twice))
+    assert [(m.tool_call_id, m.text) for m in steps[0][0]] == [("c", "3"), ("c", "4")]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (ToolCall("calculator", {"expression": "1"}, "", error="no JSON"), "invalid_arguments"),
+        (ToolCall("", {}, ""), "not_found"),
+        (ToolCall("calculator", {"expresion": "1"}), "invalid_arguments"),
+        (ToolCall("calculator", {"expression": 1}), "invalid_arguments"),
+        (ToolCall("calculator", {"expression": "1/0"}), "invalid_arguments"),
+        (ToolCall("calculator", {"expression": "1", "x" * 5000: 1}), "invalid_arguments"),
+        (ToolCall("calculator", [1, 2]), "invalid_arguments"),
+        (ToolCall("calculator", None), "invalid_arguments"),
+    ],
+)
+def test_no_call_ends_an_episode_whatever_it_looks_like(call, kind):
+    env = Sums()
+    _, _, steps = asyncio.run(run(env, assistant(tool_calls=[call]), assistant("3")))
+    assert steps[0][0][0].text.startswith("Error: ")
+    assert env.transcript.calls[0][1].error == kind
+    assert steps[1][1:3] == (1.0, True)
+
+
+def test_a_tool_that_hangs_costs_its_own_limit_and_the_others_answer():
+    release = threading.Event()
+
+    @tool(timeout=0.05)
+    def sleeps() -> str:
+        """Sleep."""
+        release.wait(30)
+        return ""
+
+    @tool
+    async def quick() -> str:
+        """Be quick."""
+        return "here"
+
+    action = assistant(tool_calls=[ToolCall("sleeps", {}, "a"), ToolCall("quick", {}, "b")])
+    env = Sums(tools=[sleeps, quick])
+    _, _, steps = asyncio.run(run(env, action))
+    release.set()
+    assert "timed out after 0.05 s" in steps[0][0][0].text
+    assert steps[0][0][1].text == "here"
+
+
+# -- rubrics ---------------------------------------------------------------------------------------
+
+
+def close(task, transcript):
+    return 1 / (1 + abs(int(transcript.answer or 0) - int(task.answer)))
+
+
+def called(task, transcript):
+    return float(bool(transcript.calls))
+
+
+class Judged(ToolEnv):
+    """Judged by a rubric."""
+
+    tools = Toolset([calculator])
+    tasks = TaskSet([Task("a", "1+2?", "3")])
+    rubric = Rubric((exact_match, 1.0), step=[(called, 0.1)], metrics=[close])
+
+
+def test_a_rubric_makes_a_score_unnecessary():
+    env = Judged()
+    _, _, steps = asyncio.run(run(env, calls("1+2"), assistant("3")))
+    assert [step[1] for step in steps] == [0.1, 1.1]
+    assert steps[0][4] == {"task": "a", "turn": 1}
+    assert steps[1][4]["metrics"] == {
+        "success": 1.0,
+        "turns": 2.0,
+        "tool_calls": 1.0,
+        "tool_errors": 0.0,
+        "called": 2.0,
+        "exact_match": 1.0,
+        "close": 1.0,
+        "reward_failures": 0.0,
+    }
+    assert env.transcript.reward == pytest.approx(1.2)
+    assert env.transcript.metrics == steps[1][4]["metrics"]
+
+
+def test_a_rubric_given_to_the_constructor_replaces_both():
+    rubric = Rubric(close)
+    for kind in (Sums, Judged):
+        _, _, steps = asyncio.run(run(kind(rubric=rubric), assistant("4")))
+        assert steps[0][1] == 0.5
+
+
+def test_the_more_derived_of_rubric_and_score_decides():
+    class ByRubric(Sums):
+        rubric = Rubric(close)
+
+    class ByScore(Judged):
+        def score(self, task, transcript):
+            return 0.25
+
+    class Both(Judged):
+        rubric = Rubric(step=[called], metrics=[close])
+
+        def score(self, task, transcript):
+            return 0.25
+
+    rewards = [asyncio.run(run(kind(), assistant("4")))[2][0] for kind in (ByRubric, ByScore, Both)]
+    assert [step[1] for step in rewards] == [0.5, 0.25, 0.25]
+    assert rewards[1][4]["metrics"]["close"] == 0.5, "metrics of an inherited rubric stay"
+    assert rewards[2][4]["metrics"]["called"] == 0.0
+
+    class Unclear(Sums):
+        rubric = Rubric(close)
+
+        def score(self, task, transcript):
+            return 1.0
+
+    with pytest.raises(ConfigError, match="Unclear has a rubric and a score"):
+        Unclear()
+
+
+def test_failures_of_reward_functions_are_metrics_and_words():
+    def broken(task, transcript):
+        raise ValueError("no idea")
+
+    class Failing(Judged):
+        rubric = Rubric(exact_match, Reward(broken, name="style"), step=[broken])
+
+    _, _, steps = asyncio.run(run(Failing(), calls("1+2"), assistant("3")))
+    assert [step[1] for step in steps] == [0.0, 1.0]
+    assert steps[0][4]["reward_failures"] == {"broken": "ValueError: no idea"}
+    assert steps[1][4]["reward_failures"].keys() == {"broken", "style"}
+    metrics = steps[1][4]["metrics"]
+    assert metrics["reward_failures"] == 3.0
+    assert (metrics["broken_failed"], metrics["style_failed"]) == (2.0, 1.0)
+
+
+def test_one_rubric_serves_many_environments_at_once():
+    async def main():
+        envs = [Judged() for _ in range(20)]
+        answers = [assistant(str(n % 5)) for n in range(20)]
+        jobs = [run(env, calls("1"), answer) for env, answer in zip(envs, answers, strict=True)]
+        return [steps[-1][1] for _, _, steps in await asyncio.gather(*jobs)]
+
+    assert asyncio.run(main()) == [1.1 if n % 5 == 3 else 0.1 for n in range(20)]
+
+
+def test_a_score_that_raises_is_the_environments_failure():
+    class Raises(Sums):
+        def score(self, task, transcript):
+            raise KeyError("gone")
+
+    class Nothing(Sums):
+        def score(self, task, transcript):
+            return None
+
+    class OddMetric(Sums):
+        def score(self, task, transcript):
+            return Score(1.0, {"style": float("inf")})
+
+    with pytest.raises(KeyError):
+        asyncio.run(run(Raises(), assistant("3")))
+    for kind, words in ((Nothing, "None, which is no number"), (OddMetric, "returned inf")):
+        with pytest.raises(EnvError, match=words):
+            asyncio.run(run(kind(), assistant("3")))
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+
+class Database(ToolEnv):
+    """Has something to open and to close."""
+
+    tasks = TaskSet([Task("a", "?", "1"), Task("b", "?", "2")])
+    rubric = Rubric(exact_match)
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def setup(self, task):
+        self.rows = [task.answer]
+        self.log.append(f"open {task.id}")
+
+    async def teardown(self):
+        self.log.append("close")
+
+    @tool(inline=True)
+    def query(self) -> str:
+        """Ask the database."""
+        return self.rows[0]
+
+
+def test_setup_gives_every_episode_its_state_and_teardown_ends_it_once():
+    query = assistant(tool_calls=[ToolCall("query", {}, "c")])
+
+    async def main():
+        env = Database()
+        await env.close()
+        *_, steps = await run(env, query, assistant("1"), task="a")
+        assert env.log == ["open a", "close"]
+        await env.reset(options={"task": "b"})
+        assert (await env.step(query))[0][0].text == "2"
+        await env.reset(options={"task": "a"})  # before its end
+        assert env.log[2:] == ["open b", "close", "open a"]
+        await env.close()
+        await env.close()
+        assert env.log[2:] == ["open b", "close", "open a", "close"]
+        return steps
+
+    assert asyncio.run(main())[1][1] == 1.0
+
+
+def test_the_score_still_sees_what_setup_opened():
+    class Checked(Database):
+        def score(self, task, transcript):
+            return float("close" not in self.log)
+
+    assert asyncio.run(run(Checked(), assistant("?")))[2][0][1] == 1.0
+
+
+def test_a_setup_that_fails_is_told_and_a_teardown_that_fails_is_logged(caplog):
+    class NoDisk(Database):
+        async def setup(self, task):
+            raise OSError("disk full")
+
+        def teardown(self):
+            raise AssertionError("nothing was opened")
+
+    class Clings(Database):
+        def teardown(self):
+            raise OSError("busy")
+
+    env = NoDisk()
+    with pytest.raises(OSError, match="disk full"):
+        asyncio.run(run(env))
+    asyncio.run(env.close())
+    _, _, steps = asyncio.run(run(Clings(), assistant("1")))
+    assert steps[0][1] == 1.0
+    assert "Clings.teardown(): OSError: busy" in caplog.text
+    assert "nothing was opened" not in caplog.text
+
+
+def test_hooks_that_hang_are_given_up():
+    """T152's kind: the limit covers what opens an episode."""
+    release = threading.Event()
+
+    class Boots(Database):
+        hook_timeout = 0.05
+
+        def setup(self, task):
+            release.wait(30)
+
+    with pytest.raises(EnvError, match=r"Boots.setup\(\) took over 0.05 s"):
+        asyncio.run(run(Boots()))
+    release.set()
+
+
+class Haggle(ToolEnv):
+    """A user who replies until the price is right."""
+
+    tasks = TaskSet([Task("a", "Offer?", "10")])
+    rubric = Rubric(exact_match)
+    max_turns = 3
+
+    def follow_up(self, task, transcript):
+        return None if transcript.answer == task.answer else "Too much."
+
+
+class SlowHaggle(Haggle):
+    """The same with an async user who sends a message."""
+
+    async def follow_up(self, task, transcript):
+        await asyncio.sleep(0)
+        reply = super().follow_up(task, transcript)
+        return [] if reply is None else [user(reply)]
+
+
+@pytest.mark.parametrize("kind", [Haggle, SlowHaggle])
+def test_a_simulated_user_replies_until_it_has_nothing_to_say(kind):
+    env = kind()
+    _, _, steps = asyncio.run(run(env, assistant("30"), assistant("20"), assistant("10")))
+    assert [[m.text for m in step[0]] for step in steps] == [["Too much."], ["Too much."], []]
+    assert [step[1:4] for step in steps] == [(0.0, False, False)] * 2 + [(1.0, True, False)]
+    assert [m.role for m in env.transcript] == ["user", "assistant"] * 3
+    _, _, steps = asyncio.run(run(env, assistant("30"), assistant("20"), assistant("15")))
+    assert steps[2][1:4] == (0.0, False, True)
+    assert [m.text for m in steps[2][0]] == ["Too much."]
+
+
+@pytest.mark.parametrize("reply", [3, [assistant("me")], [None], object()])
+def test_a_reply_that_is_no_message_is_the_environments_failure(reply):
+    class Odd(Haggle):
+        def follow_up(self, task, transcript):
+            return reply
+
+    with pytest.raises(EnvError, match=r"Odd.follow_up\(\) returned"):
+        asyncio.run(run(Odd(), assistant("30")))
+
+
+def test_group_functions_are_asked_through_score_group():
+    def first(task, members):
+        return [float(n == 0) for n in range(len(members))]
+
+    class Compared(Judged):
+        rubric = Rubric(exact_match, group=[(first, 2.0)])
+
+    members = [Transcript([assistant("3")]), Transcript([assistant("4")])]
+    assert asyncio.run(Compared().score_group("a", members)) == [2.0, 0.0]
+    assert [member.metrics for member in members] == [{"first": 1.0}, {"first": 0.0}]
+    assert (Compared().scores_groups, Judged().scores_groups) == (True, False)
+    assert asyncio.run(Judged().score_group("a", members)) == [0.0, 0.0]
