@@ -1,17 +1,39 @@
 """The environment API behind ``make``: order of calls, contract checks, sync authors, seeds."""
 
 import asyncio
+import gc
 import random
 import threading
+import time
+import warnings
 
 import pytest
 
-from relax_agent.envs import Env, SyncEnv, TimeLimit, Wrapper, make
+from relax_agent import tool
+from relax_agent.envs import (
+    Env,
+    EnvSpec,
+    SyncEnv,
+    Task,
+    TaskSet,
+    TimeLimit,
+    Transcript,
+    Wrapper,
+    WrapperSpec,
+    make,
+    make_async,
+)
 from relax_agent.envs.guard import Guard
-from relax_agent.envs.registration import EnvSpec, WrapperSpec
-from relax_agent.envs.threaded import ThreadedEnv
-from relax_agent.errors import ConfigError, EnvError, InvalidAction, ResetNeeded
+from relax_agent.envs.threaded import abandoned
+from relax_agent.errors import EnvError, ResetNeeded
 from relax_agent.messages import assistant, user
+from relax_agent.tools import Toolset
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
 
 class Dice(Env):
@@ -57,6 +79,13 @@ class SyncDice(SyncEnv):
         self.idents.append(threading.get_ident())
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 async def rolls(env, seed, steps=2):
     observation, _ = await env.reset(seed=seed)
     seen = [observation[0].text]
@@ -68,87 +97,6 @@ async def rolls(env, seed, steps=2):
 
 def of(kind, **kwargs):
     return make(EnvSpec("test/Any-v0", kind, kwargs))
-
-
-def test_step_needs_an_episode():
-    async def main():
-        env = of(Dice, length=1)
-        with pytest.raises(ResetNeeded, match="test/Any-v0: step\\(\\) outside an episode"):
-            await env.step(assistant("go"))
-        await env.reset(seed=1)
-        assert (await env.step(assistant("go")))[2] is True
-        with pytest.raises(ResetNeeded):
-            await env.step(assistant("go"))
-        await env.close()
-        with pytest.raises(ResetNeeded, match="closed"):
-            await env.reset()
-
-    asyncio.run(main())
-
-
-def test_close_reaches_the_environment_once():
-    async def main():
-        env = of(Dice)
-        async with env:
-            await env.close()
-        return env.unwrapped.closed
-
-    assert asyncio.run(main()) == 1
-
-
-@pytest.mark.parametrize("action", ["text", user("hello"), None])
-def test_an_action_that_is_no_assistant_message_is_named(action):
-    async def main():
-        env = of(Dice)
-        await env.reset()
-        with pytest.raises(InvalidAction, match=type(action).__name__):
-            await env.step(action)
-        await env.step(assistant("still running"))
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    ("result", "words"),
-    [
-        (([], 0.0, False, {}), "must return"),
-        (("text", 0.0, False, False, {}), "list of Message"),
-        (([user("x"), "y"], 0.0, False, False, {}), "list of Message"),
-        (([], "1", False, False, {}), "is not a number"),
-        (([], True, False, False, {}), "is not a number"),
-        (([], float("nan"), False, False, {}), "reward is nan"),
-        (([], 0.0, 1, False, {}), "must be bool"),
-        (([], 0.0, False, False, None), "must be a dict"),
-    ],
-)
-def test_a_broken_step_result_is_named(result, words):
-    class Broken(Dice):
-        async def step(self, action):
-            return result
-
-    async def main():
-        env = of(Broken)
-        await env.reset()
-        with pytest.raises(EnvError, match=words):
-            await env.step(assistant("go"))
-
-    asyncio.run(main())
-
-
-def test_what_an_environment_raises_names_environment_and_call():
-    class Crash(Dice):
-        async def step(self, action):
-            raise ZeroDivisionError("oh")
-
-    async def main():
-        env = of(Crash)
-        await env.reset()
-        with pytest.raises(EnvError, match="test/Any-v0: step\\(\\) raised ZeroDivisionError: oh"):
-            await env.step(assistant("go"))
-        with pytest.raises(ResetNeeded):
-            await env.step(assistant("go"))
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", [Dice, SyncDice])
@@ -202,8 +150,8 @@ def test_a_blocking_step_does_not_delay_another_environment():
     asyncio.run(main())
 
 
-def test_a_sync_environment_past_its_time_limit_is_dead():
-    """T154: a call that hangs ends at the limit; its thread is abandoned."""
+def test_a_sync_environment_that_hangs_is_dead_for_its_driver_and_counted():
+    """T154: whoever drives it has the limit; the thread is left behind until it ends by itself."""
     release = threading.Event()
 
     class Hung(SyncDice):
@@ -216,18 +164,48 @@ def test_a_sync_environment_past_its_time_limit_is_dead():
             self.closed.set()
 
     async def main():
-        env = Guard(ThreadedEnv(Hung, timeout_s=0.05))
+        env, before = of(Hung), abandoned()
         await env.reset()
-        with pytest.raises(EnvError, match="took over"):
-            await env.step(assistant("go"))
-        with pytest.raises(EnvError, match="the environment is dead"):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(env.step(assistant("go")), 0.05)
+        assert abandoned() == before + 1
+        with pytest.raises(EnvError, match=r"the environment is dead: step\(\) was cancelled"):
             await env.reset()
         await env.close()
         assert not Hung.closed.is_set()
         release.set()
-        assert Hung.closed.wait(30)  # its own close() runs when the thread is free again
+        assert await asyncio.to_thread(Hung.closed.wait, 30)  # as soon as the thread is free again
+        return before
 
-    asyncio.run(main())
+    before = asyncio.run(main())
+    wait_until(lambda: abandoned() == before)
+
+
+def test_a_constructor_that_hangs_ends_at_the_limit_of_the_start():
+    """T152: the limit covers what the constructor boots; what comes too late is closed."""
+    release, closed = threading.Event(), threading.Event()
+
+    class Boots(SyncDice):
+        def __init__(self) -> None:
+            super().__init__()
+            release.wait(30)
+
+        def close(self):
+            closed.set()
+
+    spec = EnvSpec("test/Any-v0", Boots)
+    with pytest.raises(EnvError, match=r"constructor took over 0\.05 s → make.*start_timeout_s"):
+        make(spec, start_timeout_s=0.05)
+
+    async def meanwhile():
+        return await asyncio.gather(
+            make_async(spec, start_timeout_s=0.05), asyncio.sleep(0, "loop"), return_exceptions=True
+        )
+
+    failed, other = asyncio.run(meanwhile())
+    assert isinstance(failed, EnvError) and other == "loop"
+    release.set()
+    assert closed.wait(30)
 
 
 def test_a_cancelled_step_of_a_sync_environment_kills_the_environment():
@@ -262,31 +240,118 @@ def test_a_constructor_that_fails_says_so_from_make():
         of(Bad)
 
 
-def test_plain_functions_on_env_itself_work_and_a_mixture_is_refused():
+def test_plain_functions_on_env_itself_work():
     class Plain(Env):
         def reset(self, *, seed=None, options=None):
-            return [user(str(self.rng.random()))], {}
+            observation, info = super().reset(seed=seed)
+            return [*observation, user(str(self.rng.random()))], info
 
         def step(self, action):
             return [], 0.0, True, False, {}
 
-    class Mixed(Env):
-        async def reset(self, *, seed=None, options=None):
-            return [], {}
-
-        def step(self, action):
-            return [], 0.0, True, False, {}
+        def close(self):
+            super().close()
 
     async def main():
         env = of(Plain)
         first, _ = await env.reset(seed=3)
         second, _ = await env.reset(seed=3)
-        assert first == second
+        other, _ = await env.reset(seed=4)
+        assert first == second != other
         await env.close()
 
-    asyncio.run(main())
-    with pytest.raises(ConfigError, match="mixes async and plain"):
-        of(Mixed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as a coroutine that was never awaited
+        asyncio.run(main())
+
+
+def test_super_reset_may_be_awaited_or_not():
+    env = Env()
+
+    async def main():
+        return await env.reset(seed=1), await asyncio.create_task(env.reset(seed=1))
+
+    assert asyncio.run(main()) == (([], {}), ([], {}))
+    observation, info = env.reset(seed=1)
+    assert (observation, info) == ([], {})
+
+
+MIXTURES = [
+    {"reset": True, "step": False, "close": False},
+    {"reset": False, "step": True, "close": True},
+    {"reset": False, "step": False, "close": True},
+    {"reset": False, "step": True, "close": False},
+]
+
+
+@pytest.mark.parametrize("base", [Env, SyncEnv])
+@pytest.mark.parametrize("plain", MIXTURES)
+def test_plain_and_async_functions_mix(base, plain):
+    """T151: plain ones run in the environment's one thread, async ones in the loop."""
+    seen = {}
+
+    def note(name, value):
+        seen.setdefault(name, []).append(threading.get_ident())
+        return value
+
+    results = {"reset": ([user("x")], {}), "step": ([], 0.0, False, False, {}), "close": None}
+    members = {"__init__": lambda self: note("init", None)}
+    for name, result in results.items():
+
+        def plain_call(self, *args, name=name, result=result, **kwargs):
+            return note(name, result)
+
+        async def async_call(self, *args, name=name, result=result, **kwargs):
+            await asyncio.sleep(0)
+            return note(name, result)
+
+        members[name] = plain_call if plain[name] else async_call
+
+    async def main():
+        async with of(type("Mixed", (base,), members)) as env:
+            for _ in range(2):
+                await env.reset(seed=1)
+                for _ in range(3):
+                    await env.step(assistant("go"))
+        return threading.get_ident()
+
+    here = asyncio.run(main())
+    threads = {name: set(idents) for name, idents in seen.items()}
+    assert {name: threads[name] != {here} for name in plain} == plain
+    in_thread = [threads[name] for name in plain if plain[name]]
+    if plain["reset"] or plain["step"]:
+        in_thread.append(threads["init"])
+    assert len(set.union(*in_thread)) == 1
+    assert [len(seen[name]) for name in ("init", "reset", "step", "close")] == [1, 2, 6, 1]
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_awaited():
+    """Decorators often hide an async function behind a plain one."""
+
+    def logged(function):
+        def inner(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return inner
+
+    class Decorated(Dice):
+        step = logged(Dice.step)
+
+    async def main():
+        env = of(Decorated)
+        await env.reset(seed=1)
+        return (await env.step(assistant("go")))[1]
+
+    assert asyncio.run(main()) == 1.0
+
+
+def test_a_plain_environment_may_be_wrapped_by_hand():
+    async def main():
+        env = TimeLimit(SyncDice(), max_turns=1)
+        await env.reset(seed=1)
+        return (await env.step(assistant("go")))[3]
+
+    assert asyncio.run(main()) is True
 
 
 def test_the_turn_limit_truncates_but_not_an_episode_that_ended_by_itself():
@@ -318,3 +383,116 @@ def test_a_wrapper_by_itself_changes_nothing():
 
     wrapped, bare = asyncio.run(main())
     assert wrapped == bare
+
+
+def test_a_wrapper_shows_the_inner_environment_as_it_is_now():
+    class Grows(Dice):
+        async def reset(self, *, seed=None, options=None):
+            self.tools = Toolset([add])
+            self.tasks = TaskSet([Task("t", "go")])
+            return await super().reset(seed=seed)
+
+    async def main():
+        inner = Grows()
+        env = Guard(TimeLimit(Wrapper(inner), max_turns=3))
+        assert (env.tools.names, env.tasks) == ((), None)
+        await env.reset(seed=1)
+        assert env.tools is inner.tools
+        assert env.tasks is inner.tasks
+        assert env.rng is inner.rng
+        assert env.unwrapped is inner
+
+    asyncio.run(main())
+
+
+def test_a_wrapper_may_have_tools_of_its_own():
+    class More(Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.tools = Toolset([*env.tools, add])
+
+    class Computed(Wrapper):
+        @property
+        def tools(self):
+            return Toolset([add])
+
+    env = Dice()
+    assert Guard(More(env)).tools.names == ("add",)
+    assert Guard(Computed(env)).tools.names == ("add",)
+    assert env.tools.names == ()
+
+
+def test_a_plain_environment_is_seen_as_it_is_now():
+    class Grows(SyncDice):
+        def reset(self, *, seed=None, options=None):
+            self.tools = Toolset([add])
+            return super().reset(seed=seed)
+
+    async def main():
+        env = of(Grows)
+        await env.reset()
+        return env.tools.names
+
+    assert asyncio.run(main()) == ("add",)
+
+
+class Pairs(Dice):
+    async def score_group(self, task_id, members):
+        return [float(len(member)) for member in members]
+
+
+class SyncPairs(SyncDice):
+    def score_group(self, task_id, members):
+        self.idents.append(threading.get_ident())
+        return [len(member) for member in members]
+
+
+@pytest.mark.parametrize("kind", [Dice, SyncDice])
+def test_a_group_has_no_extra_reward_by_default(kind):
+    members = [Transcript(), Transcript()]
+    assert asyncio.run(Wrapper(of(kind)).score_group("t", members)) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [Pairs, SyncPairs])
+def test_wrappers_and_threads_hand_the_groups_score_through(kind):
+    members = [Transcript([user("a")]), Transcript()]
+    env = TimeLimit(of(kind), max_turns=1)
+    assert asyncio.run(env.score_group("t", members)) == [1.0, 0.0]
+    if kind is SyncPairs:
+        assert len(set(env.unwrapped.idents)) == 1
+
+
+def test_a_global_generator_is_never_touched_by_reset_and_step():
+    """T161: also by an author who forgot super().reset() in a plain environment."""
+
+    class Forgot(SyncDice):
+        def reset(self, *, seed=None, options=None):
+            return [user(str(self.rng.random()))], {}
+
+    async def main():
+        state = random.getstate()
+        alone = await rolls(of(Forgot), 5)
+        first, second = of(Forgot), of(Forgot)
+        (a, _), (b, _) = await first.reset(seed=5), await second.reset(seed=5)
+        pair = [[a[0].text], [b[0].text]]
+        for _ in range(2):
+            for env, texts in ((first, pair[0]), (second, pair[1])):
+                texts.append((await env.step(assistant("go")))[0][0].text)
+        assert random.getstate() == state
+        assert pair == [alone, alone]
+
+    asyncio.run(main())
+
+
+def test_an_environment_in_its_own_thread_is_freed_with_its_thread():
+    before = threading.active_count()
+
+    async def main():
+        for _ in range(5):
+            env = of(SyncDice)
+            await env.reset()
+            del env
+        gc.collect()
+
+    asyncio.run(main())
+    wait_until(lambda: threading.active_count() <= before)
