@@ -215,7 +215,9 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
     try:
         from relax_agent.envs.adapters.reasoning_gym_worker import arguments
 
-        kind(**arguments(name, config)).validate()
+        made = kind(**arguments(name, config))
+        if hasattr(made, "validate"):
+            made.validate()
     except (AssertionError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{name}: {error or 'an argument is out of bounds'}") from error
 
