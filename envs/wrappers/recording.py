@@ -62,8 +62,8 @@ _EXTENSIONS = {
 }
 _FILE = re.compile(r"media/[0-9a-f]{32}\.[a-z0-9]{2,4}")
 _COLUMNS = ("started", "environment", "task", "seed", "reward", "ended", "turns", "seconds")
-_MAX_WAITING = 400
-"""Writes that are kept while the disk takes none; four an episode."""
+_MAX_WAITING = 100
+"""Episodes that are kept while the disk takes none."""
 
 
 @dataclass(slots=True)
@@ -213,7 +213,8 @@ class Recorder:
         """
         self.folder = folder
         self.html = html
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[deque[Callable[[], None]]] = deque()
+        """For each episode that is not wholly written, what is left to do."""
         self._lost = 0
         self._lock = threading.Lock()
         try:
@@ -231,14 +232,14 @@ class Recorder:
         Raises:
             StorageError: The disk does not take it; it is tried again with the next one.
         """
+        jobs = deque([partial(self._write_line, episode)])
+        if self.html:
+            jobs.extend([partial(self._write_page, episode), partial(self._write_row, episode)])
         with self._lock:
-            while len(self._waiting) >= _MAX_WAITING:
+            if len(self._waiting) >= _MAX_WAITING:
                 self._waiting.popleft()
                 self._lost += 1
-            self._waiting.append(partial(self._write_line, episode))
-            if self.html:
-                self._waiting.append(partial(self._write_page, episode))
-                self._waiting.append(partial(self._write_row, episode))
+            self._waiting.append(jobs)
             self._flush()
 
     def close(self) -> None:
@@ -251,14 +252,17 @@ class Recorder:
             self._flush()
             if self._lost:
                 raise StorageError(
-                    f"{self._lost} writes into {self.folder} were given up while it took none",
-                    hint="the episodes before and after are whole",
+                    f"{self._lost} episodes are missing from {self.folder}: it took none for long",
+                    hint="those before and after are whole",
                 )
 
     def _flush(self) -> None:
         try:
             while self._waiting:
-                self._waiting[0]()
+                jobs = self._waiting[0]
+                while jobs:
+                    jobs[0]()
+                    jobs.popleft()
                 self._waiting.popleft()
         except OSError as error:
             raise _cannot_write(self.folder, error) from None

@@ -89,7 +89,7 @@ def test_shaping_may_be_async():
 )
 def test_a_shaped_reward_that_is_no_finite_number_is_named(value):
     env = RewardShaping(Giving(1), lambda *_: value)
-    with pytest.raises(EnvError, match="lambda.*returned"):
+    with pytest.raises(EnvError, match=r"lambda.*returned"):
         rewards(env)
 
 
