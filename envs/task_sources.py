@@ -78,7 +78,7 @@ class RowTask:
 
 @contextlib.contextmanager
 def located(table: Table, index: int, *, looking: bool = False) -> Iterator[None]:
-    """Say in an error which row it is about; while ``looking`` through data, it is a ConfigError."""
+    """Say in an error which row it is about; ``looking`` through data, it is a ConfigError."""
     try:
         yield
     except (ConfigError, MediaError) as error:

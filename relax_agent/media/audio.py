@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from relax_agent.errors import MediaError, MissingExtraError
 from relax_agent.media.clock import Deadline
 from relax_agent.media.encode import require_rate
-from relax_agent.media.kinds import require_mime
+from relax_agent.media.kinds import reason, require_mime
 from relax_agent.messages import Audio
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def _join(blocks: Iterator[Samples], rate: int, max_seconds: float, deadline: De
         deadline.check()
         total += block.shape[1]
         if total > max_seconds * rate:
-            raise MediaError(f"a sound of more than {max_seconds:g} s", hint="max_seconds")
+            raise MediaError(
+                f"a sound of more than {max_seconds:g} s", hint="max_seconds= allows more"
+            )
         found.append(block)
     if not found:
         raise MediaError("a sound without samples")
@@ -101,7 +103,7 @@ def _read_soundfile(part: Audio, max_seconds: float, deadline: Deadline) -> tupl
             rate = require_rate(file.samplerate)
             return _join(blocks(file), rate, max_seconds, deadline), rate
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError) as error:
-        raise MediaError(f"a damaged sound ({part.mime}): {error}") from error
+        raise MediaError(f"a damaged sound ({part.mime}): {reason(error)}") from error
 
 
 def _check_channels(channels: int) -> None:
@@ -119,12 +121,14 @@ def _read_av(part: Audio, max_seconds: float, deadline: Deadline) -> tuple[Sampl
             if not container.streams.audio:
                 raise MediaError(f"a file without sound ({part.mime})")
             stream = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise MediaError(f"a sound ({part.mime}) in a format that is not known")
             _check_channels(stream.channels)
             rate = require_rate(stream.rate)
             blocks = _av_blocks(container, stream, rate)
             return _join(blocks, rate, max_seconds, deadline), rate
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise MediaError(f"a damaged sound ({part.mime}): {error}") from error
+        raise MediaError(f"a damaged sound ({part.mime}): {reason(error)}") from error
 
 
 def _av_blocks(container: Any, stream: Any, rate: int) -> Iterator[Samples]:

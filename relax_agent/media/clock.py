@@ -38,7 +38,9 @@ class Deadline:
     def check(self) -> None:
         """Raise MediaError if the moment is past."""
         if self._clock() > self._end:
-            raise MediaError(f"{self._what} took more than {self._limit_s:g} s", hint="timeout_s")
+            raise MediaError(
+                f"{self._what} took more than {self._limit_s:g} s", hint="timeout_s= allows more"
+            )
 
 
 async def in_thread(call: Callable[[], T], *, timeout_s: float = 60.0) -> T:
@@ -60,7 +62,7 @@ async def in_thread(call: Callable[[], T], *, timeout_s: float = 60.0) -> T:
                 raise
             raise MediaError(
                 f"a decoder did not end within {timeout_s:g} s and was left behind",
-                hint="timeout_s",
+                hint="timeout_s= allows more",
             ) from None
 
 

@@ -168,7 +168,9 @@ def _frame_rate(fps: float | Fraction) -> Fraction:
         raise MediaError(f"a frame rate is a number above 0, not {fps!r}")
     # 23.976 and 29.97 are how people write 24000/1001 and 30000/1001.
     film = Fraction(round(rate * Fraction(1001, 1000)) * 1000, 1001)
-    return film if film and abs(film - rate) < Fraction(1, 1000) else rate.limit_denominator(1001)
+    if rate.denominator > 1 and film and abs(film - rate) < Fraction(1, 1000):
+        return film
+    return rate.limit_denominator(1001)
 
 
 def _rgb(frame: Any, size: Sequence[int], number: int) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from relax_agent.errors import MediaError, MissingExtraError
-from relax_agent.media.kinds import require_mime
+from relax_agent.media.kinds import reason, require_mime
 from relax_agent.messages import Image
 
 if TYPE_CHECKING:
@@ -43,19 +43,21 @@ def decode_image(part: Image, *, max_pixels: int = MAX_PIXELS) -> PIL.Image.Imag
         return _flatten(PIL.ImageOps.exif_transpose(picture))
     except MediaError:
         raise
+    except PIL.Image.DecompressionBombError as error:
+        raise MediaError(f"a picture of too many pixels: {error}") from None
     except PIL.UnidentifiedImageError:
         raise MediaError(
             f"a picture ({part.mime}) that cannot be read", hint=f"read are {', '.join(_FORMATS)}"
         ) from None
     except Exception as error:  # damaged files raise whatever a decoder stumbles over
-        raise MediaError(f"a damaged picture ({part.mime}): {error}") from error
+        raise MediaError(f"a damaged picture ({part.mime}): {reason(error)}") from error
 
 
 def _check_pixels(width: int, height: int, limit: int) -> None:
     if width * height > limit:
         raise MediaError(
             f"a picture of {width}×{height} pixels, more than {limit / 1e6:g} million",
-            hint="max_pixels",
+            hint="max_pixels= allows more",
         )
 
 

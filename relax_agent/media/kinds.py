@@ -126,6 +126,12 @@ def _looks_like(head: bytes) -> str:
     return f"begins with {bytes(head[:12])!r}"
 
 
+def reason(error: BaseException) -> str:
+    """Return what a library says is wrong, without the numbers of its errors."""
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(words.split()) or type(error).__name__
+
+
 def kind_of(part: Part) -> Literal["text", "image", "audio", "video"]:
     """Return the kind of a content part."""
     if isinstance(part, Text):

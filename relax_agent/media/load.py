@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from relax_agent.errors import MediaError
 from relax_agent.media.encode import encode_png, encode_wav
-from relax_agent.media.kinds import HEAD_BYTES, MEDIA_CLASSES, Kind, require_mime
+from relax_agent.media.kinds import HEAD_BYTES, MEDIA_CLASSES, Kind, reason, require_mime
 from relax_agent.messages import Audio, Image, Video
 
 Media: TypeAlias = Image | Audio | Video
@@ -51,8 +51,6 @@ def load_media(
     Raises:
         MediaError: It is missing, too large, unreadable, or not of this kind.
     """
-    if isinstance(value, MEDIA_CLASSES[kind]):
-        return value
     limit = MAX_BYTES[kind] if max_bytes is None else max_bytes
     data = _encoded(value, kind, base, limit)
     if isinstance(data, bytes):
@@ -196,7 +194,7 @@ def _file_size(path: Path, limit: int) -> int:
     except FileNotFoundError:
         raise MediaError(f"there is no file {_short(str(path))}") from None
     except (OSError, ValueError) as error:
-        raise MediaError(f"{_short(str(path))} cannot be read: {_reason(error)}") from error
+        raise MediaError(f"{_short(str(path))} cannot be read: {reason(error)}") from error
     if stat.S_ISDIR(status.st_mode):
         raise MediaError(f"{_short(str(path))} is a folder, not a file")
     if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
@@ -205,17 +203,13 @@ def _file_size(path: Path, limit: int) -> int:
     return status.st_size
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
 def _read(path: Path, limit: int) -> bytes:
     size = _file_size(path, limit)
     try:
         with path.open("rb") as file:
             data = file.read(size)
     except OSError as error:
-        raise MediaError(f"{_short(str(path))} cannot be read: {_reason(error)}") from error
+        raise MediaError(f"{_short(str(path))} cannot be read: {reason(error)}") from error
     return data
 
 
@@ -223,5 +217,6 @@ def _check_size(size: int, limit: int, path: Path | None = None) -> None:
     if size > limit:
         what = "this file" if path is None else _short(str(path))
         raise MediaError(
-            f"{what} has {size / 2**20:.1f} MiB, more than {limit / 2**20:.1f}", hint="max_bytes"
+            f"{what} has {size / 2**20:.1f} MiB, more than {limit / 2**20:.1f}",
+            hint="max_bytes= allows more",
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from relax_agent.errors import ConfigError, MediaError, MissingExtraError
 from relax_agent.media.clock import Deadline
-from relax_agent.media.kinds import require_mime
+from relax_agent.media.kinds import reason, require_mime
 from relax_agent.messages import Video
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def read_timeline(part: Video, deadline: Deadline | None = None) -> Timeline:
         unit = Fraction(stream.time_base or Fraction(1, 1000))
         shown, keys, ticks, clean = _read_packets(container, stream, deadline)
         if not shown:
-            raise MediaError(f"a video without frames ({part.mime})")
+            raise MediaError("a video without frames")
         if stream.frames > len(shown) + clean.discarded:
             raise MediaError(
                 f"a video that was cut off: {len(shown)} of {stream.frames} frames are there"
@@ -228,7 +228,8 @@ class _Opened:
     """A file opened by PyAV with the stream that is the picture; its failures are MediaErrors."""
 
     def __init__(self, part: Video) -> None:
-        self._part = part
+        self._data = part.data
+        self._mime = require_mime(part.data, "video")
         self._container: Any = None
 
     def __enter__(self) -> tuple[Any, Any]:
@@ -240,7 +241,7 @@ class _Opened:
             av.FFmpegError, ValueError, IndexError, TypeError, OverflowError, MemoryError
         )  # fmt: skip
         try:
-            self._container = av.open(io.BytesIO(self._part.data))
+            self._container = av.open(io.BytesIO(self._data))
             return self._container, self._stream()
         except BaseException as error:
             self.__exit__(type(error), error, None)
@@ -250,18 +251,21 @@ class _Opened:
         from av.stream import Disposition
 
         for stream in self._container.streams.video:
-            if not stream.disposition & Disposition.attached_pic:
-                if not stream.width * stream.height > 0:
-                    raise MediaError("a video whose frames have no size")
-                stream.thread_type = "AUTO"
-                return stream
-        raise MediaError(f"a file without a picture track ({self._part.mime})")
+            if stream.disposition & Disposition.attached_pic:
+                continue
+            if stream.codec_context is None:
+                raise MediaError(f"a video ({self._mime}) in a format that is not known")
+            if stream.width < 1 or stream.height < 1:
+                raise MediaError("a video whose frames have no size")
+            stream.thread_type = "AUTO"
+            return stream
+        raise MediaError(f"a file without a picture track ({self._mime})")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._container is not None:
             self._container.close()
         if isinstance(error, self._errors):
-            raise MediaError(f"a damaged video ({self._part.mime}): {error}") from error
+            raise MediaError(f"a damaged video ({self._mime}): {reason(error)}") from error
 
 
 def _with_decord(
@@ -285,7 +289,7 @@ def _with_decord(
             return None
         for place, number in enumerate(numbers):
             deadline.check()
-            out[place] = reader[number].asnumpy()
+            out[place] = reader[number].asnumpy()  # ValueError: at some widths it has 4 channels
     except (decord.DECORDError, RuntimeError, ValueError, IndexError):
         return None  # PyAV is asked next, and says what is wrong
     return out

@@ -437,7 +437,7 @@ def test_bytes_that_are_no_picture_are_told_when_the_set_is_made(source, tmp_pat
     if source is from_jsonl:
         pytest.skip("JSON has no bytes")
     rows = [{"prompt": "?", "image": {"bytes": b"<html>" * 99, "path": None}}]
-    with pytest.raises(ConfigError, match="row 1: this is not an image.*markup"):
+    with pytest.raises(ConfigError, match=r"row 1: this is not an image.*markup"):
         source(tmp_path, rows, images="image")
 
 
@@ -513,7 +513,7 @@ def test_ids_and_a_column_hold_out_too(source, tmp_path):
     column = source(tmp_path, rows, split="part")
     assert column.ids("eval") == ("t3", "t4")
     assert column["t3"].data == {}
-    with pytest.raises(ConfigError, match="tasks that do not exist, e.g. 'nope'"):
+    with pytest.raises(ConfigError, match=r"tasks that do not exist, e.g. 'nope'"):
         source(tmp_path, rows, eval_ids=["t1", "nope"])
     with pytest.raises(ConfigError, match="eval_share and split both say"):
         source(tmp_path, rows, split="part", eval_share=0.5)
@@ -596,11 +596,11 @@ def test_separators_inside_json_strings_do_not_end_a_line(tmp_path):
 @pytest.mark.parametrize("make", [TaskSet.from_jsonl, TaskSet.from_parquet, TaskSet.from_csv])
 def test_a_file_that_is_none_is_told(tmp_path, make):
     (tmp_path / "part-0.bin").write_bytes(b"\0\xff\xfe garbage")
-    with pytest.raises(ConfigError, match="cannot read tasks from .*nope: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read tasks from .*nope: No such file"):
         make(tmp_path / "nope")
-    with pytest.raises(ConfigError, match="it is a folder → name files in it, e.g. .*part-0.bin"):
+    with pytest.raises(ConfigError, match=r"it is a folder → name files in it, e.g. .*part-0.bin"):
         make(tmp_path)
-    with pytest.raises(ConfigError, match="part-0.bin"):
+    with pytest.raises(ConfigError, match=r"part-0.bin"):
         make(tmp_path / "part-0.bin")
 
 
