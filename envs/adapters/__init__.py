@@ -3,8 +3,9 @@
 Each library has a module of its own, which imports it when it is used and not before.
 """
 
+from relax_agent.envs.adapters.gem import from_gem
 from relax_agent.envs.adapters.gymnasium import from_gymnasium
 from relax_agent.envs.adapters.gymnasium_export import as_gymnasium
 from relax_agent.envs.adapters.reasoning_gym import from_reasoning_gym
 
-__all__ = ["as_gymnasium", "from_gymnasium", "from_reasoning_gym"]
+__all__ = ["as_gymnasium", "from_gem", "from_gymnasium", "from_reasoning_gym"]

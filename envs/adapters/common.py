@@ -14,17 +14,20 @@ import logging
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from relax_agent.envs.core import Env, SyncEnv, plain_calls
 from relax_agent.envs.guard import Guard
+from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.envs.threaded import ThreadedEnv
-from relax_agent.errors import EnvError, MissingExtraError, UnknownEnv
+from relax_agent.errors import ConfigError, EnvError, MissingExtraError, UnknownEnv
 
 _GLOBAL_GENERATORS = threading.RLock()
+_FIRST_EVAL_SEED = 1 << 30
+"""Seeds of held-out tasks begin here, far from those of training."""
 _PATIENCE_S = 60.0
 """Seconds to wait for the global generators, while another environment's call has them."""
 
@@ -97,6 +100,44 @@ def unknown(kind: str, name: str, known: Iterable[str], *, where: str = "") -> U
         near = [each for each in names if lowered and lowered in each.lower()][:3]
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(names)}{where}"
     return UnknownEnv(f"there is no {kind} {name!r}", hint=hint)
+
+
+def seed_tasks(tasks: int | Sequence[int], eval_tasks: int | Sequence[int]) -> TaskSet:
+    """Return tasks that are nothing but a seed, ``task.data["seed"]``.
+
+    Args:
+        tasks: How many seeds to train on, or which.
+        eval_tasks: How many other seeds to hold out, or which.
+    """
+    train = range(tasks) if isinstance(tasks, int) else tasks
+    held_out = eval_tasks
+    if isinstance(held_out, int):
+        held_out = range(_FIRST_EVAL_SEED, _FIRST_EVAL_SEED + held_out)
+    both = set(train) & set(held_out)
+    if both or not train:
+        raise ConfigError(
+            f"seed {min(both)} is both trained on and held out" if both else "there are no tasks",
+            hint="tasks=1000, eval_tasks=100",
+        )
+    return TaskSet(
+        [Task(f"train-{seed}", data={"seed": seed}) for seed in train],
+        [Task(f"eval-{seed}", data={"seed": seed}) for seed in held_out],
+    )
+
+
+def choose(env: SyncEnv, options: dict[str, Any]) -> Task | None:
+    """Take ``task`` and ``split`` out of reset's options; return the task that they mean.
+
+    Args:
+        env: The environment, already seeded: without a task, its generator draws one.
+        options: The options; what else is in them stays.
+    """
+    task_id, split = options.pop("task", None), options.pop("split", "train")
+    if env.tasks is not None:
+        return env.tasks[task_id or env.rng.choice(env.tasks.ids(split))]
+    if task_id is not None:
+        raise EnvError(f"there is no task {task_id!r}", hint="tasks=1000 makes a set")
+    return None
 
 
 class PrivateRandomness:

@@ -27,11 +27,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from relax_agent.envs.adapters import gymnasium_names, gymnasium_spaces
-from relax_agent.envs.adapters.common import guarded, placed, require, unknown
+from relax_agent.envs.adapters.common import choose, guarded, placed, require, seed_tasks, unknown
 from relax_agent.envs.adapters.gymnasium_codec import decode_observation, encode_action
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv
 from relax_agent.envs.registration import make
-from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.errors import ConfigError, EnvError, MissingExtraError, ToolError, ToolErrorKind
 from relax_agent.importing import import_named
 from relax_agent.messages import (
@@ -59,8 +58,6 @@ _RENDER_MODES: Mapping[str, str | None] = {
 }
 _TAG = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 _TURNS_WITHOUT_LIMIT = 100
-_FIRST_EVAL_SEED = 1 << 30
-"""Seeds of held-out tasks begin here, far from those of training."""
 
 
 @dataclass(slots=True)
@@ -139,7 +136,7 @@ class GymnasiumEnv(SyncEnv):
         self._names_components(component_names)
         self._prompt = prompt if prompt is not None else self._default_prompt()
         if tasks is not None:
-            self.tasks = _seeds(tasks, eval_tasks)
+            self.tasks = seed_tasks(tasks, eval_tasks)
 
     def _names_actions(self, given: Sequence[str] | None, tool_name: str) -> None:
         space = self.gym.action_space
@@ -204,20 +201,13 @@ class GymnasiumEnv(SyncEnv):
         if self._agent is not None:
             observation, info = self.gym.reset(seed=seed, options=given)
             return decode_observation(observation), dict(info)
-        task = self._choose(given.pop("task", None), given.pop("split", "train"))
+        task = choose(self, given)
         if task is not None:
             seed, self._now.task_id = task.data["seed"], task.id
         observation, info = self.gym.reset(seed=seed, options=given or None)
         text, pictures = self._show(observation)
         first = placed(self._prompt, observation=text)
         return [user([first, *pictures])], self._info(info)
-
-    def _choose(self, task_id: str | None, split: Literal["train", "eval"]) -> Task | None:
-        if self.tasks is None:
-            if task_id is not None:
-                raise EnvError(f"there is no task {task_id!r}", hint="tasks=1000 makes a set")
-            return None
-        return self.tasks[task_id or self.rng.choice(self.tasks.ids(split))]
 
     def step(self, action: AssistantMessage) -> StepResult:
         """Do the actions of a message."""
@@ -382,25 +372,6 @@ def _count(space: Any) -> int:
     if kind in ("Box", "MultiDiscrete", "MultiBinary") and len(space.shape) == 1:
         return int(space.shape[0])
     return 0
-
-
-def _seeds(tasks: int | Sequence[int], eval_tasks: int | Sequence[int]) -> TaskSet:
-    train = range(tasks) if isinstance(tasks, int) else tasks
-    held_out = (
-        range(_FIRST_EVAL_SEED, _FIRST_EVAL_SEED + eval_tasks)
-        if isinstance(eval_tasks, int)
-        else eval_tasks
-    )
-    both = set(train) & set(held_out)
-    if both or not train:
-        raise ConfigError(
-            f"seed {min(both)} is both trained on and held out" if both else "there are no tasks",
-            hint="tasks=1000, eval_tasks=100",
-        )
-    return TaskSet(
-        [Task(f"train-{seed}", data={"seed": seed}) for seed in train],
-        [Task(f"eval-{seed}", data={"seed": seed}) for seed in held_out],
-    )
 
 
 def _open(env_id: Any, env_args: dict[str, Any], render_mode: str | None) -> Any:
