@@ -17,6 +17,7 @@ not even react to its cancellation is left behind.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -105,11 +106,15 @@ class Play:
 
     def finish(self, status: EpisodeStatus, detail: str = "") -> None:
         """End the episode. A second end is an error: every episode ends exactly once."""
-        if self.status is not EpisodeStatus.RUNNING:
-            raise EpisodeError(f"episode {self.id} has already ended as {self.status}")
+        self.require_running()
         if status is EpisodeStatus.RUNNING:
             raise EpisodeError("an episode cannot end as running")
         self.status, self.detail = status, detail
+
+    def require_running(self) -> None:
+        """Raise EpisodeError if the episode has ended."""
+        if self.status is not EpisodeStatus.RUNNING:
+            raise EpisodeError(f"episode {self.id} has already ended as {self.status}")
 
     def to_record(self) -> dict[str, Any]:
         """Return everything as plain JSON data; :meth:`from_record` rebuilds it."""
@@ -175,6 +180,7 @@ async def play(
         asyncio.CancelledError: after the record has ended as cancelled.
     """
     record = Play() if record is None else record
+    record.require_running()
     guarded = env if isinstance(env, Guard) else Guard(env)  # type: ignore[arg-type]
     record.env_id, record.task_id, record.seed = guarded.label, task, seed
     await _Player(guarded, policy, record, limits or PlayLimits()).run()
@@ -332,9 +338,12 @@ class _Player:
         self._waits_for = name
         try:
             watch.start(seconds)
-            result = await call
         except Overrun:
+            with contextlib.suppress(AttributeError):
+                call.close()  # type: ignore[attr-defined]  # a coroutine that never begins
             raise self._late() from None
+        try:
+            result = await call
         except asyncio.CancelledError:
             if watch.rang:
                 raise self._late() from None

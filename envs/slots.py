@@ -126,6 +126,10 @@ class Slots:
         for slot in self.all:
             slot.made, slot.running = None, False
         await _close(envs)
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait for the environments that were given up and still close."""
         if self._closing:
             await asyncio.wait(self._closing)
 

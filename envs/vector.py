@@ -274,6 +274,7 @@ class VectorEnv:
                     yield record
             finally:
                 await run.stop()
+                await self._slots.settle()
                 self._run = None
 
     async def _previous_run(self) -> None:
