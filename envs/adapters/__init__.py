@@ -7,5 +7,12 @@ from relax_agent.envs.adapters.gem import from_gem
 from relax_agent.envs.adapters.gymnasium import from_gymnasium
 from relax_agent.envs.adapters.gymnasium_export import as_gymnasium
 from relax_agent.envs.adapters.reasoning_gym import from_reasoning_gym
+from relax_agent.envs.adapters.skyrl_gym import from_skyrl_gym
 
-__all__ = ["as_gymnasium", "from_gem", "from_gymnasium", "from_reasoning_gym"]
+__all__ = [
+    "as_gymnasium",
+    "from_gem",
+    "from_gymnasium",
+    "from_reasoning_gym",
+    "from_skyrl_gym",
+]
