@@ -201,13 +201,16 @@ class _Ranking:
         except ImportError as error:
             raise MissingExtraError("bm25s", "envs") from error
         self._scores = bm25s.BM25(auto_compile=False)
-        self._scores.index([words(text) for text in texts], show_progress=False)
+        corpus = [words(text) for text in texts]
+        self._is_empty = not any(corpus)  # which bm25s cannot index
+        if not self._is_empty:
+            self._scores.index(corpus, show_progress=False)
 
     def best(self, query: list[str], count: int) -> list[int]:
         """Return the positions of at most ``count`` texts that hold a word of the query."""
         import numpy as np
 
-        ids = self._scores.get_tokens_ids(query)
+        ids = [] if self._is_empty else self._scores.get_tokens_ids(query)
         if not ids:
             return []
         scores = self._scores.get_scores_from_ids(ids)

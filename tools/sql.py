@@ -35,9 +35,8 @@ Rows: TypeAlias = tuple[list[str], list[tuple[Any, ...]]]
 Builder: TypeAlias = Callable[[sqlite3.Connection], object]
 """Fills a new database; runs in the database's thread, before the guards are up."""
 
-_DESCRIBING = ("table_info", "table_xinfo", "table_list") + (
-    ("foreign_key_list", "index_list", "index_info")
-)
+_DESCRIBING = ("table_info", "table_xinfo", "table_list",
+               "foreign_key_list", "index_list", "index_info")  # fmt: skip
 _TABLE_FUNCTIONS = [*(f"pragma_{name}" for name in _DESCRIBING), "json_each", "json_tree"]
 _HARMFUL = ("load_extension", "fts3_tokenizer", "readfile", "writefile", "edit")
 _SCHEMA = """
