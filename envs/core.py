@@ -18,9 +18,9 @@ event loop. :class:`SyncEnv` is the base class whose own functions are plain as 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import random
+import weakref
 from collections.abc import Coroutine, Generator, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -172,15 +172,20 @@ CALLS = ("reset", "step", "close", "score_group")
 """What a driver calls on an environment."""
 
 
-@functools.lru_cache(maxsize=512)
+_plain: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
 def plain_calls(kind: type) -> frozenset[str]:
     """Which of :data:`CALLS` an author wrote as plain functions; they run in a thread."""
-    return frozenset(
-        name
-        for name in CALLS
-        if getattr(kind, name, None) is not getattr(Env, name)
-        and not inspect.iscoroutinefunction(getattr(kind, name, None))
-    )
+    known = _plain.get(kind)
+    if known is None:
+        known = _plain[kind] = frozenset(
+            name
+            for name in CALLS
+            if getattr(kind, name, None) is not getattr(Env, name)
+            and not inspect.iscoroutinefunction(getattr(kind, name, None))
+        )
+    return known
 
 
 class Wrapper(Env):

@@ -24,6 +24,7 @@ import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from relax_agent.envs.core import Env, Info, SyncEnv
@@ -269,7 +270,7 @@ class _Player:
         record = self._record
         options = None if record.task_id is None else {"task": record.task_id}
         observation, info = await self._call(
-            "reset", lambda: self._env.reset(seed=record.seed, options=options)
+            "reset", partial(self._env.reset, seed=record.seed, options=options)
         )
         task = info.get("task", record.task_id)
         record.task_id = task if task is None else str(task)
@@ -278,7 +279,7 @@ class _Player:
             action = await self._ask(info)
             self._hear(action)
             observation, reward, record.terminated, record.truncated, info = await self._call(
-                "step", lambda action=action: self._env.step(action)
+                "step", partial(self._env.step, action)
             )
             record.rewards.append(reward)
             self._observe(observation)
@@ -321,10 +322,11 @@ class _Player:
         if not isinstance(self._policy, Mapping):
             return self._policy
         role = info.get("role")
-        if role not in self._policy:
+        found = self._policy.get(role) if isinstance(role, str) else None
+        if found is None:
             names = ", ".join(map(str, self._policy)) or "none"
             raise PolicyError(f"no policy plays the role {role!r}", hint=f"there is: {names}")
-        return self._policy[role]
+        return found
 
     def _current_schemas(self) -> list[dict[str, Any]]:
         tools = self._env.tools

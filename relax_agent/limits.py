@@ -153,7 +153,7 @@ async def _stop_all(tasks: Sequence[asyncio.Future[T]]) -> None:
         await asyncio.wait(tasks, timeout=GRACE_S)
 
 
-def _outcome_or_error(task: asyncio.Future[T]) -> T | Exception:
+def _outcome_or_error(task: asyncio.Future[Any]) -> Any:
     try:
         return outcome(task)
     except Exception as error:

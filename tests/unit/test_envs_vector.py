@@ -369,9 +369,9 @@ def test_every_job_is_played_once_and_failures_are_plays_too():
         async with vec(2, step_timeout_s=0.05) as v:
             found = await all_plays(v, names)
             left = len(asyncio.all_tasks())
-        return found, left
+        return found, left, v.replaced
 
-    plays, left = asyncio.run(main())
+    plays, left, replaced = asyncio.run(main())
     assert sorted(play.task_id for play in plays) == sorted(names)
     status = {play.task_id: play.status.value for play in plays}
     assert {status[name] for name in "1234"} == {"completed"}
