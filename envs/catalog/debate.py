@@ -21,8 +21,9 @@ import re
 from typing import Any
 
 from relax_agent.envs.catalog.calculator import Question, make_tasks
-from relax_agent.envs.catalog.shared import Expert, call, within
+from relax_agent.envs.catalog.shared import Expert, call, choose, within
 from relax_agent.envs.core import Env, Info, StepResult
+from relax_agent.envs.tasks import TaskSet
 from relax_agent.errors import ResetNeeded
 from relax_agent.messages import AssistantMessage, Message, Observation, Rewrite, system, user
 from relax_agent.tools import Toolset
@@ -61,7 +62,7 @@ class DebateEnv(Env):
         within("rounds", rounds, 1)
         self.rounds, self.max_turns = rounds, 4 + 4 * rounds
         self.tools = Toolset([calculator])
-        self.tasks = make_tasks(max_operand, 0.7, train_tasks, eval_tasks, task_seed)
+        self.tasks: TaskSet = make_tasks(max_operand, 0.7, train_tasks, eval_tasks, task_seed)
         self._running = False
 
     async def reset(
@@ -69,8 +70,7 @@ class DebateEnv(Env):
     ) -> tuple[Observation, Info]:
         """Ask the proposer the question."""
         await super().reset(seed=seed)
-        ids = self.tasks.ids((options or {}).get("split", "train"))
-        self.task = await self.tasks.fetch((options or {}).get("task") or self.rng.choice(ids))
+        self.task = await choose(self.tasks, options, self.rng)
         asked = self.task.to_messages()
         self.views = {role: [system(rules), *asked] for role, rules in RULES.items()}
         self.role, self.turn, self.helped, self._running = "proposer", 0, False, True

@@ -12,12 +12,12 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from relax_agent.envs.tasks import Split, Task, TaskSet
-from relax_agent.errors import ConfigError
+from relax_agent.errors import ConfigError, EnvError
 from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant
 
 Maker: TypeAlias = Callable[[random.Random], Task]
@@ -77,6 +77,15 @@ class DrawnTasks(TaskSet):
 def is_held_out(thing: object, one_in: int = 2) -> bool:
     """Whether something belongs to the eval split; its ``repr`` decides."""
     return zlib.crc32(repr(thing).encode()) % one_in == 0
+
+
+async def choose(tasks: TaskSet, options: Mapping[str, Any] | None, rng: random.Random) -> Task:
+    """Return the task that a reset's options name (``task``), or one of their ``split``."""
+    given = dict(options or {})
+    task_id, split = given.pop("task", None), given.pop("split", "train")
+    if given:
+        raise EnvError(f"unknown reset option {next(iter(given))!r}", hint="task or split")
+    return await tasks.fetch(task_id or rng.choice(tasks.ids(split)))
 
 
 def within(name: str, value: int, least: int, most: int | None = None) -> None:

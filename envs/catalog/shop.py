@@ -131,7 +131,7 @@ class Shop:
     @property
     def tools(self) -> list[Tool[..., Any]]:
         """Everything that a model may do here."""
-        cart = [self.search_items, self.add_to_cart, self.remove_from_cart]
+        cart: list[Tool[..., Any]] = [self.search_items, self.add_to_cart, self.remove_from_cart]
         return [*cart, self.coupon_info, self.apply_coupon, self.set_address, self.checkout]
 
     @tool(inline=True)

@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any
 
 from relax_agent.envs.catalog.houses import BACK, METALS, ROOMS, TREASURES, Game, draw
-from relax_agent.envs.catalog.shared import DrawnTasks, Expert, within
+from relax_agent.envs.catalog.shared import DrawnTasks, Expert, choose, within
 from relax_agent.envs.core import Env, Info, StepResult
+from relax_agent.envs.tasks import TaskSet
 from relax_agent.errors import ResetNeeded
 from relax_agent.messages import AssistantMessage, Message, Observation, system, user
 
@@ -58,7 +59,7 @@ class TextGameEnv(Env):
         within("doors", doors, 0, min(len(METALS), rooms - 1))
         within("max_turns", max_turns, 1)
         make = partial(draw, rooms=rooms, doors=doors)
-        self.tasks = DrawnTasks(make, train_tasks, eval_tasks, task_seed, rooms, doors)
+        self.tasks: TaskSet = DrawnTasks(make, train_tasks, eval_tasks, task_seed, rooms, doors)
         self.max_turns, self._subgoals = max_turns, 2 * doors + 1
         self._running = False
 
@@ -67,8 +68,7 @@ class TextGameEnv(Env):
     ) -> tuple[Observation, Info]:
         """Put the player into the hall of a house."""
         await super().reset(seed=seed)
-        ids = self.tasks.ids((options or {}).get("split", "train"))
-        task = await self.tasks.fetch((options or {}).get("task") or self.rng.choice(ids))
+        task = await choose(self.tasks, options, self.rng)
         self.game = Game(task.data["house"])
         self.turn, self._running = 0, True
         return [system(RULES), user(self.game.look())], {"task": task.id}

@@ -11,7 +11,7 @@ import pytest
 
 from relax_agent.envs import EnvSpec, RandomPolicy, ScriptedPolicy, make, play
 from relax_agent.envs.catalog.shared import DrawnTasks, Expert, is_held_out
-from relax_agent.errors import ConfigError, ResetNeeded
+from relax_agent.errors import ConfigError, EnvError, ResetNeeded
 from relax_agent.messages import Rewrite, assistant
 
 CATALOG = Path(__file__).parents[2] / "envs" / "catalog"
@@ -218,6 +218,10 @@ def test_a_seed_chooses_the_task_from_the_split_asked_for(id):
         held_out = (await env.reset(seed=1, options={"split": "eval"}))[1]["task"]
         assert chosen[0] == chosen[1] and len({*chosen}) > 1
         assert held_out in env.tasks.ids("eval")
+        with pytest.raises(EnvError, match="unknown reset option 'level'"):
+            await env.reset(options={"level": 3})
+        with pytest.raises(EnvError, match="there is no task 'train-x'"):
+            await env.reset(options={"task": "train-x"})
         await env.close()
 
     asyncio.run(main())
