@@ -240,11 +240,11 @@ class ToolEnv(Env):
         info: Info = {"task": self._task().id, "turn": self._turn}
         reward = 0.0
         if self.rubric is not None and self.rubric.step:
-            reward += await self._score_step(self.rubric, info)
+            reward = await self._score_step(self.rubric, info)
+            self.transcript.reward += reward
         if terminated or truncated:
             self._running = False
             reward += await self._finish(info)
-        self.transcript.reward += reward
         return messages, reward, terminated, truncated, info
 
     def _task(self) -> Task:
@@ -274,7 +274,7 @@ class ToolEnv(Env):
         said = await self._hook("follow_up", self._task(), self.transcript)
         messages = [said] if isinstance(said, (str, Message)) else said or ()
         given = messages if isinstance(messages, (list, tuple)) else [None]
-        found = [user(item) if isinstance(item, str) else item for item in given]
+        found: list[Any] = [user(item) if isinstance(item, str) else item for item in given]
         if any(not isinstance(m, Message) or m.role == "assistant" for m in found):
             raise EnvError(
                 f"{type(self).__name__}.follow_up() returned {said!r:.80}",
@@ -306,7 +306,7 @@ class ToolEnv(Env):
         score = await self._final_score()
         self._note_failures(score, info)
         metrics = {
-            "success": float(self.transcript.reward + score.reward >= 1),
+            "success": float(self._decisive(score) >= 1),
             "turns": float(self._turn),
             "tool_calls": float(len(self.transcript.calls)),
             "tool_errors": float(self.transcript.tool_errors),
@@ -318,7 +318,14 @@ class ToolEnv(Env):
             metrics |= {f"{name}_failed": float(n) for name, n in self._failed.items()}
         info["metrics"] = metrics
         self.transcript.metrics = dict(metrics)
+        self.transcript.reward += score.reward
         await self._leave()
+        return score.reward
+
+    def _decisive(self, score: Score) -> float:
+        """The reward that tells a success: the final one, or without one that of all turns."""
+        if self._by_rubric and self.rubric is not None and not self.rubric.final:
+            return self.transcript.reward
         return score.reward
 
     def _note_failures(self, score: Score, info: Info) -> None:

@@ -50,6 +50,7 @@ class KeptChild:
         self._token = uuid.uuid4().hex
         self._signals = threading.Lock()
         self._exited = False
+        self._owner = os.getpid()
         _GUARDIAN.watch(self._token)
         try:
             self._process = self._popen(argv, env, cwd, pass_fds)
@@ -97,6 +98,8 @@ class KeptChild:
 
     def kill(self) -> None:
         """Send SIGKILL to the process group; what left the group is found by the thread."""
+        if os.getpid() != self._owner:
+            return  # a fork took this object along; the process is not its child
         with self._signals:
             if not self._exited:  # the id stays taken until the thread has reaped the process
                 with contextlib.suppress(ProcessLookupError, PermissionError):

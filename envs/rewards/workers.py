@@ -63,12 +63,16 @@ class WorkerPool:
         self.size = size or min(_MOST_WORKERS, os.cpu_count() or 1)
         self._memory_bytes = memory_bytes
         self._env = dict(env or {})
+        self._begin()
+        _POOLS.add(self)
+
+    def _begin(self) -> None:
+        """Have no workers: at the start, and in a process that was forked off."""
         self._idle: list[LinkedProcess] = []
         self._lock = threading.Lock()
         self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
-        _POOLS.add(self)
 
     async def call(self, arguments: Mapping[str, Any], timeout_s: float) -> Any:
         """Call the function in a worker; cancelling this kills the worker.
@@ -154,6 +158,14 @@ def close_workers() -> None:
         pool.close()
 
 
+def _forget_workers() -> None:
+    for pool in list(_POOLS):
+        pool._begin()
+
+
+os.register_at_fork(after_in_child=_forget_workers)
+
+
 def named_target(function: Callable[..., Any] | str) -> str:
     """Return ``"module:name"``, by which another process can import the function.
 
@@ -184,9 +196,11 @@ async def call_in_process(
     pool = _BY_TARGET.get(target)
     if pool is None:
         pool = _BY_TARGET[target] = WorkerPool(target)
-    many = not isinstance(subject, Transcript)
-    records = [each.to_record() for each in subject] if many else subject.to_record()
-    arguments = {"task": task_record(task), "group" if many else "transcript": records}
+    arguments: dict[str, Any] = {"task": task_record(task)}
+    if isinstance(subject, Transcript):
+        arguments["transcript"] = subject.to_record()
+    else:
+        arguments["group"] = [each.to_record() for each in subject]
     value = await pool.call(arguments, timeout_s)
     return Score(value["reward"], value["metrics"]) if isinstance(value, dict) else value
 

@@ -356,6 +356,21 @@ def test_a_pool_that_is_forgotten_in_a_running_loop_blocks_nobody(grading):
     assert gone(asyncio.run(main()))
 
 
+def test_a_process_that_was_forked_off_leaves_the_workers_alone(grading):
+    """It has none of them, starts its own, and kills nothing when it ends."""
+    pool = WorkerPool("grading_by_hand:pid", size=1)
+    pid = asyncio.run(pool.call({}, 20))
+    child = os.fork()
+    if not child:  # pragma: no cover
+        own = asyncio.run(pool.call({}, 20))
+        pool.close()
+        gc.collect()
+        os._exit(0 if own != pid else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert asyncio.run(pool.call({}, 20)) == pid
+    pool.close()
+
+
 @pytest.mark.parametrize("end", ["return", "kill -9"])
 def test_no_worker_outlives_its_program(end, tmp_path):
     program = tmp_path / "program.py"
