@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 from relax_agent.envs.core import Env, SyncEnv, plain_calls
@@ -196,9 +195,8 @@ class PrivateRandomness:
 
 
 def _numpy_random() -> Any:
-    """Return ``numpy.random`` if anybody has imported it; what nobody loaded nobody draws from."""
-    module: ModuleType | None = sys.modules.get("numpy.random")
-    return module
+    """Return ``numpy.random`` if anybody has imported numpy; else nobody draws from it."""
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 def _restore(python: Any, numpy: Any) -> None:

@@ -190,7 +190,7 @@ def test_a_list_of_words_that_is_missing_is_named(monkeypatch):
 
     monkeypatch.setattr(nltk, "download", lambda name: False)
     monkeypatch.setattr(nltk.data, "path", [])
-    with pytest.raises(ConfigError, match="python -m nltk.downloader words"):
+    with pytest.raises(ConfigError, match=r"python -m nltk.downloader words"):
         from_gem("game:Hangman-v0-easy")
 
 
