@@ -1,9 +1,12 @@
 """Rubrics: weighted functions under limits; whatever fails counts with the value stated for it."""
 
 import asyncio
+import inspect
 import logging
 import math
+import re
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -435,3 +438,35 @@ def test_the_answer_is_what_the_assistant_said_last():
     assert Transcript([user("?"), assistant(" 4 "), user("Sure?")]).answer == "4"
     assert Transcript(finished()[:-1]).answer == ""
     assert Transcript([user("?")]).answer == ""
+
+
+# -- the page about rewards ------------------------------------------------------------------------
+
+
+def test_the_page_about_rewards_runs_as_it_stands(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    names = {"__name__": "rewards_page"}
+    exec(compile(code, "docs/rewards.md", "exec"), names)
+    printed = capsys.readouterr().out.strip()
+    assert printed and f"`{printed}`" in page
+
+    async def play(kind, answer):
+        async with kind() as env:
+            await env.reset(seed=0)
+            return (await env.step(assistant(answer)))[1]
+
+    assert asyncio.run(play(names["Capitals"], "Rome")) in (0.0, 1.0)
+    assert asyncio.run(play(names["Lamp"], "done")) == 0.0
+
+
+def test_the_page_about_rewards_names_what_there_is():
+    from relax_agent.envs import rewards
+
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+    table = page.partition("## Ready-made")[2].partition("The answer may")[0]
+    for name, arguments in re.findall(r"`(\w+)(?:\(([^)`]*)\))?`", table):
+        if not hasattr(rewards, name):
+            assert name in ("envs", "JSON"), name
+        for option in re.findall(r"\w+", re.sub(r"=\w+|model", "", arguments)):
+            assert option in inspect.signature(getattr(rewards, name)).parameters, option
