@@ -62,7 +62,8 @@ class GemEnv(SyncEnv):
         self._randomness = PrivateRandomness()
         with self._randomness.swapped_in():
             self.gem = _open(env_id, dict(env_args or {}))
-        self._turns, self._task_id = 0, None
+        self._turns = 0
+        self._task_id: str | None = None
         if tasks is not None:
             self.tasks = seed_tasks(tasks, eval_tasks)
 

@@ -21,7 +21,7 @@ import functools
 import os
 import threading
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from relax_agent.envs.adapters.common import guarded, require
 from relax_agent.envs.adapters.gymnasium_codec import (
@@ -104,7 +104,7 @@ os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock
 class _AgentEnv(_Gym):
     """All of :class:`relax_agent.gymnasium.AgentEnv` but its base class."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
     def __init__(
         self,
@@ -204,8 +204,8 @@ def agent_env_class() -> type[gymnasium.Env[str, str]]:
     """Return :class:`relax_agent.gymnasium.AgentEnv`, a true ``gymnasium.Env``."""
     gymnasium = require("gymnasium", "gymnasium", extra="envs")
     body = {"__doc__": as_gymnasium.__doc__, "__module__": "relax_agent.gymnasium"}
-    made: type[gymnasium.Env[str, str]] = type("AgentEnv", (_AgentEnv, gymnasium.Env), body)
-    return made
+    made: Any = type("AgentEnv", (_AgentEnv, gymnasium.Env), body)
+    return made  # type: ignore[no-any-return]
 
 
 def as_gymnasium(env: Env | SyncEnv | EnvSpec | str, **options: Any) -> gymnasium.Env[str, str]:

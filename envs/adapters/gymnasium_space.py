@@ -28,12 +28,12 @@ def message_space_class() -> type[gymnasium.spaces.Text]:
     """Return :class:`relax_agent.gymnasium.MessageSpace`, and tell Gymnasium how it is shared."""
     gymnasium = require("gymnasium", "gymnasium", extra="envs")
     body = {"__doc__": "A text, shared by processes.", "__module__": "relax_agent.gymnasium"}
-    made: type[gymnasium.spaces.Text] = type("MessageSpace", (gymnasium.spaces.Text,), body)
+    made: Any = type("MessageSpace", (gymnasium.spaces.Text,), body)
     utils = require("gymnasium.vector.utils", "gymnasium", extra="envs")
     utils.create_shared_memory.register(made, _create)
     utils.write_to_shared_memory.register(made, _write)
     utils.read_from_shared_memory.register(made, Texts)
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def _create(space: Any, n: int = 1, ctx: Any = multiprocessing) -> Any:

@@ -117,8 +117,8 @@ def _box_type(space: Any) -> Any:
     low, high = space.low, space.high
     same = bool((low == low.flat[0]).all() and (high == high.flat[0]).all())
     if same:
-        limits = {"ge": _bound(low.flat[0]), "le": _bound(high.flat[0])}
-        number = Annotated[number, Field(**{k: v for k, v in limits.items() if v is not None})]
+        limits = Field(ge=_bound(low.flat[0]), le=_bound(high.flat[0]))
+        number = Annotated[number, limits]
     return _nested(number, space.shape, "" if same else f"from {_plain(low)} to {_plain(high)}")
 
 

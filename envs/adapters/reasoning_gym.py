@@ -90,7 +90,7 @@ class ReasoningGymEnv(Env):
         told = _PROMPTS[answer].replace("answer>", f"{tag}>")
         self._system_prompt = told if system_prompt is None else system_prompt
         self._score_timeout_s = score_timeout_s
-        self.tasks = _task_ids(train_size, eval_size, self._fingerprint())
+        self.tasks: TaskSet = _task_ids(train_size, eval_size, self._fingerprint())
         self._item: dict[str, Any] | None = None
         self._task_id = ""
 
