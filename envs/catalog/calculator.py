@@ -1,14 +1,15 @@
 """``relax/Calculator-v0``: questions of two operations, a calculator, and an answer to give.
 
-    What is (17+5)*3?                       in symbols
-    What is 17 plus 5, then times 3?        in words; it means the same
+Task: a question such as "What is (17+5)*3?" or, in words, "What is 17 plus 5, then times 3?", which
+means the same. Words are the harder half: where the second operation binds tighter than the first,
+the expression needs parentheses that the question does not have. Most second operations are
+multiplications, so this is common. No held-out expression ever appears in training, in symbols or
+in words.
 
-The model must write the right expression into a tool call and then repeat the tool's result. Words
-are the harder half: where the second operation binds tighter than the first, the expression needs
-parentheses that the question does not have. Most second operations are multiplications, so this is
-common. No held-out expression ever appears in training, in symbols or in words.
+Tools: ``calculator(expression)``. The model writes the expression into a call and then repeats the
+result.
 
-A right answer earns 1.0 if the calculator helped and 0.3 if it did not; a wrong one earns nothing.
+Reward: 1.0 for a right answer if the calculator helped, 0.3 if it did not; nothing for a wrong one.
 
 :class:`CalculatorExpert` plays the environment for a warm start. Its ``noise`` makes the mistakes
 that reinforcement learning shall remove, a systematic one (forgotten parentheses) among them.

@@ -1,8 +1,8 @@
 """``relax/Search-v0``: questions about a small world that only its encyclopedia can answer.
 
 Task: a question of one or two hops, such as "Name the river that flows through the town where
-Ivjor Kaslim was born.", about an invented world of a few hundred pages (:mod:`.world`). Questions
-that begin at one quarter of the names are held out.
+Ivjor Kaslim was born.", about an invented world of a few hundred pages. Questions that begin at one
+quarter of the names are held out.
 
 Tools: ``search`` ranks the pages by BM25, ``open_page`` reads one.
 
