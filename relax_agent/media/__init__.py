@@ -6,7 +6,7 @@ turns them into arrays. Whatever is wrong with a file becomes a
 :class:`~relax_agent.errors.MediaError`. In an event loop use ``decode_…_async``: the same in a
 thread and within a time limit, while the loop goes on.
 
-The libraries (Pillow, soundfile, soxr, PyAV, decord: the ``media`` extra) are imported when used.
+The libraries (Pillow, soundfile, soxr, PyAV: the ``media`` extra) are imported when used.
 """
 
 from __future__ import annotations
