@@ -102,7 +102,7 @@ class Interpreter:
         """Wait, blocking, until it is ready; see that it is held as its level says."""
         self._socket.settimeout(max(0.01, deadline - time.monotonic()))
         try:
-            number, reply = _parse(self._blocking(4), self._blocking, self._most_blob_bytes())
+            number, reply = _parse(self._blocking(4), self._blocking, 0)
         except (OSError, Garbage, Gone) as error:
             self.child.kill()
             said = self.child.last_words()
@@ -145,8 +145,11 @@ class Interpreter:
 
     # -- use ----------------------------------------------------------------------------------
 
-    async def ask(self, body: Body, blob: bytes = b"") -> Reply:
+    async def ask(self, body: Body, blob: bytes = b"", *, most: int = 0) -> Reply:
         """Send one request and wait for its reply. The caller sets the time limit.
+
+        ``most`` is how many bytes of blobs the reply may have.
+
 
         Whatever goes wrong, cancellation included, the process is killed or has ended.
 
@@ -157,7 +160,7 @@ class Interpreter:
         watched = self._watched()
         self._begin(watched)
         try:
-            reply = await self._exchange(body, blob)
+            reply = await self._exchange(body, blob, most)
             await self._end_call()
         except Gone:
             raise  # it ends by itself: the caller asks how
@@ -172,7 +175,7 @@ class Interpreter:
                 self._release()
         return reply
 
-    async def _exchange(self, body: Body, blob: bytes) -> Reply:
+    async def _exchange(self, body: Body, blob: bytes, most: int) -> Reply:
         self._number += 1
         loop = asyncio.get_running_loop()
         header = {"id": self._number, "body": body, "blobs": [len(blob)] if blob else []}
@@ -181,7 +184,7 @@ class Interpreter:
             frame = b"".join([struct.pack(">I", len(text)), text, blob])
             await loop.sock_sendall(self._socket, frame)
             size = _header_size(await self._receive(4), self._most_header_bytes())
-            number, sizes, answer = _header(await self._receive(size), self._most_blob_bytes())
+            number, sizes, answer = _header(await self._receive(size), most)
             blobs = [await self._receive(each) for each in sizes]
         except OSError as error:
             raise Gone(str(error)) from error
@@ -202,9 +205,6 @@ class Interpreter:
     def _most_header_bytes(self) -> int:
         # A character is at most 12 bytes of JSON; the value and the traceback, and some room.
         return 2 * 12 * self.limits.output_chars + (64 << 10)
-
-    def _most_blob_bytes(self) -> int:
-        return max(self.limits.image_mb, self.limits.disk_mb) << 20
 
     def _watched(self) -> Watched:
         files = Path(f"/proc/{self._worker}/root/box") if self._worker_fd >= 0 else None

@@ -59,15 +59,16 @@ def _give_up_root(user: int) -> None:
     os.setresuid(user, user, user)
 
 
-def _limit(limits: dict[str, int]) -> None:
-    for name, value in limits.items():
+def _limit(limits: dict[str, list[int]]) -> None:
+    """Set (soft, hard) limits, as far as those that are in force allow."""
+    for name, wanted in limits.items():
         kind = getattr(resource, name, None)
         if kind is None:
             continue
-        hard = resource.getrlimit(kind)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        most = resource.getrlimit(kind)[1]
+        soft, hard = (v if most == resource.RLIM_INFINITY else min(v, most) for v in wanted)
         with contextlib.suppress(ValueError, OSError):  # macOS knows some but takes none
-            resource.setrlimit(kind, (least, least))
+            resource.setrlimit(kind, (soft, hard))
 
 
 def _die_first() -> None:
@@ -88,7 +89,7 @@ def _main() -> None:
     """Become ``argv``.
 
     The keys: ``stage`` (name → path, None if the paths can be reached as they are), ``user`` (None
-    to stay who one is), ``limits`` (rlimits by name), ``files`` (texts in hex by name, whose
+    to stay who one is), ``limits`` (soft and hard by name), ``files`` (texts in hex by name, whose
     descriptor's number replaces ``{name}`` in ``argv``), ``options`` (arguments that travel in a
     descriptor, ``{options}``), ``env`` and the names of variables to ``keep``, ``argv``.
     """

@@ -28,8 +28,6 @@ HERE = Path(__file__).parent
 HOME, TEMP = "/box/home", "/box/tmp"
 _PYTHON = "/python/bin/python3"
 _ISOLATED = ("-I", "-B")
-_NOFILE_BYTES = 64 << 20
-"""Largest file that may be read back out of a sandbox."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,18 @@ class Launch:
         """Remove what the interpreter leaves behind."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What code finds inside."""
+
+    packages: bool = True
+    """Whether the installed packages are there."""
+    hidden: tuple[str, ...] = ()
+    """Packages and modules that are not; this project's own never are."""
+    preload: tuple[str, ...] = ()
+    """Modules that are imported before the first call."""
 
 
 @dataclass
@@ -73,17 +83,15 @@ class _Mounts:
         self.options += ["--size", "4096", "--tmpfs", target, "--remount-ro", target]
 
 
-def strong(
-    bwrap: str, machine_filter: bytes, limits: Limits, worker: dict[str, Any], *, packages: bool
-) -> Launch:
+def strong(bwrap: str, machine_filter: bytes, limits: Limits, contents: Contents) -> Launch:
     """Return the launch of an interpreter inside namespaces."""
     mounts = _Mounts(staged=os.geteuid() == 0)
     _show_system(mounts)
     _show_python(mounts)
-    path = _show_packages(mounts) if packages else []
-    config = _worker_config(limits, worker, HOME, path)
+    path = _show_packages(mounts, contents.hidden) if contents.packages else []
+    config = _worker_config(limits, contents, HOME, TEMP) | {"path": path}
     if not mounts.staged:  # inside its own user namespace only the sandbox's processes count
-        config["limits"] = {"RLIMIT_NPROC": limits.processes}
+        config["limits"] = {"RLIMIT_NPROC": [limits.processes] * 2}
     text = json.dumps(config)
     return Launch(
         {
@@ -99,11 +107,11 @@ def strong(
     )
 
 
-def basic(limits: Limits, worker: dict[str, Any], folder: Path, *, packages: bool) -> Launch:
+def basic(limits: Limits, contents: Contents, folder: Path) -> Launch:
     """Return the launch of an interpreter that has limits and a clean environment, no more."""
     home, temp = str(folder / "home"), str(folder / "tmp")
-    path = [str(each) for each in package_folders()] if packages else []
-    config = _worker_config(limits, worker, home, path) | {"folders": [home, temp]}
+    path = [str(each) for each in package_folders()] if contents.packages else []
+    config = _worker_config(limits, contents, home, temp) | {"path": path}
     script = str(HERE / "worker.py")
     return Launch(
         {
@@ -120,8 +128,8 @@ def basic(limits: Limits, worker: dict[str, Any], folder: Path, *, packages: boo
     )
 
 
-def rlimits(limits: Limits, *, whole_user: bool) -> dict[str, int]:
-    """Return the kernel's limits of each process.
+def rlimits(limits: Limits, *, whole_user: bool) -> dict[str, list[int]]:
+    """Return the kernel's limits of each process, soft and hard.
 
     Args:
         limits: What the code may take.
@@ -130,7 +138,6 @@ def rlimits(limits: Limits, *, whole_user: bool) -> dict[str, int]:
     """
     found = {
         "RLIMIT_AS": limits.memory_mb << 20,
-        "RLIMIT_CPU": max(1, int(limits.cpu_s)),
         "RLIMIT_FSIZE": limits.disk_mb << 20,
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
@@ -140,20 +147,22 @@ def rlimits(limits: Limits, *, whole_user: bool) -> dict[str, int]:
     }
     if not whole_user:
         found["RLIMIT_NPROC"] = limits.processes + 3  # bwrap itself, and its two beginnings
-    return found
+    both = {name: [value, value] for name, value in found.items()}
+    return both | {"RLIMIT_CPU": [limits.cpu_s, limits.cpu_s + 2]}  # SIGXCPU, then SIGKILL
 
 
-def _worker_config(
-    limits: Limits, worker: dict[str, Any], home: str, path: list[str]
-) -> dict[str, Any]:
-    return worker | {
+def _worker_config(limits: Limits, contents: Contents, home: str, temp: str) -> dict[str, Any]:
+    return {
+        "link": "{link_fd}",
+        "out": "{out_fd}",
+        "err": "{err_fd}",
+        "preload": contents.preload,
         "home": home,
-        "folders": [HOME, TEMP],
-        "path": path,
+        "folders": [home, temp],
         "output_chars": limits.output_chars,
         "images": limits.images,
         "image_bytes": limits.image_mb << 20,
-        "file_bytes": _NOFILE_BYTES,
+        "file_bytes": limits.disk_mb << 20,
         "limits": {},
     }
 
@@ -197,13 +206,16 @@ def _show_python(mounts: _Mounts) -> None:
     mounts.show(HERE / "worker.py", "/worker.py")
 
 
-def _show_packages(mounts: _Mounts) -> list[str]:
+def _show_packages(mounts: _Mounts, hidden: tuple[str, ...]) -> list[str]:
     paths = []
     for number, folder in enumerate(package_folders()):
         target = f"/packages/{number}"
         mounts.show(folder, target)
-        if (folder / "relax_agent").is_dir():
-            mounts.hide(f"{target}/relax_agent")
+        for name in ("relax_agent", *hidden):
+            if (folder / name).is_dir():
+                mounts.hide(f"{target}/{name}")
+            if (folder / f"{name}.py").is_file():
+                mounts.show(Path(os.devnull), f"{target}/{name}.py")
         paths.append(target)
     return paths
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from relax_agent.tools.result import ToolResult
 from relax_agent.tools.sandbox.output import shortened
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+_MAX_PIXELS = 50_000_000
 _MAX_NOTES = 8
 _NOTE_CHARS = 300
 
@@ -72,11 +74,11 @@ def read_reply(
     value = body.get("value")
     notes = body.get("notes")
     told = [n for n in notes if isinstance(n, str)] if isinstance(notes, list) else []
-    images = tuple(Image(blob) for blob in blobs if blob.startswith(_PNG))
+    images = tuple(Image(blob) for blob in blobs if _is_picture(blob))
     return (
-        shortened(value, limit) if isinstance(value, str) else None,
+        shortened(_valid(value), limit) if isinstance(value, str) else None,
         _error(body.get("error"), limit),
-        tuple(note[:_NOTE_CHARS] for note in told[:_MAX_NOTES]),
+        tuple(_valid(note[:_NOTE_CHARS]) for note in told[:_MAX_NOTES]),
         images,
     )
 
@@ -87,4 +89,19 @@ def _error(data: object, limit: int) -> ExecutionError | None:
     name, text = "", ""
     if isinstance(data, dict):
         name, text = str(data.get("type", ""))[:100], str(data.get("text", ""))
-    return ExecutionError(ToolErrorKind.CRASHED, shortened(text or name or "failed", limit), name)
+    return ExecutionError(
+        ToolErrorKind.CRASHED, shortened(_valid(text or name or "failed"), limit), _valid(name)
+    )
+
+
+def _valid(text: str) -> str:
+    """Return the text without halves of surrogate pairs, which no file and no socket takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _is_picture(data: bytes) -> bool:
+    """Whether this begins as a PNG does, and would not fill the memory when it is decoded."""
+    if len(data) < 24 or not data.startswith(_PNG):
+        return False
+    width, height = struct.unpack(">II", data[16:24])
+    return 0 < width * height <= _MAX_PIXELS

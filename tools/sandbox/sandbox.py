@@ -19,6 +19,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, Self
 from relax_agent.errors import ConfigError, ToolError, UnknownKeyError
 from relax_agent.tools.sandbox import seccomp
 from relax_agent.tools.sandbox.interpreter import Interpreter, start
-from relax_agent.tools.sandbox.layout import Launch, basic, strong
+from relax_agent.tools.sandbox.layout import Contents, Launch, basic, strong
 from relax_agent.tools.sandbox.limits import Level, Limits
 from relax_agent.tools.sandbox.pool import SandboxPool
 from relax_agent.tools.sandbox.session import SandboxSession
@@ -36,7 +37,6 @@ from relax_agent.tools.sandbox.session import SandboxSession
 logger = logging.getLogger(__name__)
 
 _INSTALL = "apt-get install -y bubblewrap (or dnf, apk, pacman: the package has the same name)"
-_WORKER = {"link": "{link_fd}", "out": "{out_fd}", "err": "{err_fd}", "preload": []}
 _PREFIX = "relax-sandbox-"
 
 
@@ -64,7 +64,7 @@ def probe() -> Probe:
         return Probe(Level.BASIC, why, "use x86_64 or aarch64")
     limits = Limits(start_timeout_s=20)
     try:
-        start(_strong_launch(limits, packages=False), Level.STRONG, limits).kill()
+        start(_strong_launch(limits, Contents(packages=False)), Level.STRONG, limits).kill()
     except (ToolError, ConfigError) as error:
         hint = (
             "allow user namespaces: sysctl user.max_user_namespaces, a container's seccomp profile"
@@ -75,10 +75,10 @@ def probe() -> Probe:
     )
 
 
-def _strong_launch(limits: Limits, *, packages: bool) -> Launch:
+def _strong_launch(limits: Limits, contents: Contents) -> Launch:
     bwrap = shutil.which("bwrap")
     assert bwrap is not None
-    return strong(bwrap, _filter(), limits, dict(_WORKER), packages=packages)
+    return strong(bwrap, _filter(), limits, contents)
 
 
 @lru_cache(maxsize=1)
@@ -93,7 +93,10 @@ class Sandbox:
         self,
         *,
         untrusted: bool = True,
+        level: Level | str | None = None,
         packages: bool = True,
+        hidden_packages: Iterable[str] = (),
+        preload: Iterable[str] = (),
         warm: int = 1,
         max_sessions: int | None = None,
         limits: Limits | None = None,
@@ -103,30 +106,32 @@ class Sandbox:
 
         Args:
             untrusted: Whether the code is somebody else's, a model's above all: it then runs at
-                the strong level or not at all. False: as strong as this machine can.
+                the strong level or not at all.
+            level: The level to run trusted code at; by default the best that this machine can.
             packages: Whether the code may import the packages of this interpreter (numpy, …).
+            hidden_packages: Packages that it may not: those that hold an environment's answers.
+                (At the basic level nothing can be hidden.)
+            preload: Modules that interpreters import before their first call, while they wait.
             warm: Interpreters kept ready for the next session.
             max_sessions: Sessions at once; more wait.
             limits: What one session may take.
             changes: Single limits by name, e.g. ``timeout_s=5, memory_mb=512``.
 
         Raises:
-            ConfigError: The code is untrusted and the strong level does not work here, or a limit
-                makes no sense.
+            ConfigError: The code is untrusted and the strong level does not work here or is not
+                wanted, or a limit makes no sense.
         """
         self.limits = _limits(limits or Limits(), changes)
-        found = probe()
-        if untrusted and found.level is not Level.STRONG:
-            raise ConfigError(
-                f"no sandbox for untrusted code here: {found.why}",
-                hint=f"{found.hint}; or, for code that you trust, Sandbox(untrusted=False)",
-            )
-        self.level: Level = found.level
+        self.level: Level = _level(untrusted, level)
         """How well it holds; told in the log as well."""
-        self._packages = packages
+        hidden, preloaded = tuple(hidden_packages), tuple(preload)
+        self._contents = Contents(packages, hidden, preloaded)
+        for name in (*hidden, *preloaded):
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ConfigError(f"{name!r} is no module's name")
         self.pool = SandboxPool(self._start, warm=warm, max_sessions=max_sessions)
         """The warm interpreters."""
-        logger.info("sandbox level %s: %s", found.level, found.why)
+        logger.info("sandbox level: %s (%s)", self.level, probe().why)
 
     def session(self) -> SandboxSession:
         """Return a new session, to be used with ``async with`` or closed with ``close()``."""
@@ -152,10 +157,28 @@ class Sandbox:
 
     def _start(self) -> Interpreter:
         if self.level is Level.STRONG:
-            launch = _strong_launch(self.limits, packages=self._packages)
+            launch = _strong_launch(self.limits, self._contents)
         else:
-            launch = basic(self.limits, dict(_WORKER), _new_folder(), packages=self._packages)
+            launch = basic(self.limits, self._contents, _new_folder())
         return start(launch, self.level, self.limits)
+
+
+def _level(untrusted: bool, wanted: Level | str | None) -> Level:
+    found = probe()
+    try:
+        level = found.level if wanted is None else Level(wanted)
+    except ValueError:
+        raise ConfigError(f"no sandbox level {wanted!r}", hint="strong or basic") from None
+    if level is Level.STRONG and found.level is not Level.STRONG:
+        raise ConfigError(f"no strong sandbox here: {found.why}", hint=found.hint)
+    if untrusted and level is not Level.STRONG:
+        why = found.why if wanted is None else "the basic level holds nothing back"
+        hint = found.hint or "leave out level='basic'"
+        raise ConfigError(
+            f"no sandbox for untrusted code here: {why}",
+            hint=f"{hint}; for code that you trust: Sandbox(untrusted=False)",
+        )
+    return level
 
 
 def _limits(limits: Limits, changes: dict[str, Any]) -> Limits:

@@ -129,7 +129,9 @@ class SandboxSession:
     async def _run(self, code: str, seconds: float) -> ExecutionResult:
         interpreter = await self._ready()
         started = time.perf_counter()
-        reply, failure = await self._ask(interpreter, {"do": "run", "code": code}, seconds)
+        request = {"do": "run", "code": code}
+        most = self._limits.image_mb << 20
+        reply, failure = await self._ask(interpreter, request, seconds, most=most)
         limit = self._limits.output_chars
         value, error, notes, images = read_reply(reply.body, reply.blobs, limit)
         stdout, stderr = interpreter.stdout.finish(), interpreter.stderr.finish()
@@ -141,7 +143,8 @@ class SandboxSession:
     async def _file(self, body: dict[str, str], data: bytes = b"") -> Reply:
         async with self._busy:
             interpreter = await self._ready()
-            reply, failure = await self._ask(interpreter, body, self._limits.timeout_s, data)
+            seconds, most = self._limits.timeout_s, self._limits.disk_mb << 20
+            reply, failure = await self._ask(interpreter, body, seconds, data, most=most)
             interpreter.stdout.finish(), interpreter.stderr.finish()
             if failure is not None:
                 await self._drop(interpreter)
@@ -175,12 +178,18 @@ class SandboxSession:
         await interpreter.close()
 
     async def _ask(
-        self, interpreter: Interpreter, body: dict[str, str], seconds: float, data: bytes = b""
+        self,
+        interpreter: Interpreter,
+        body: dict[str, str],
+        seconds: float,
+        data: bytes = b"",
+        *,
+        most: int,
     ) -> tuple[Reply, ExecutionError | None]:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                return await interpreter.ask(body, data), None
+                return await interpreter.ask(body, data, most=most), None
         except TimeoutError:
             failure = _failure(ToolErrorKind.TIMEOUT, f"timed out after {seconds:g} s")
         except Garbage as error:

@@ -37,7 +37,11 @@ Body = dict[str, Any]
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _MAX_FD = 1 << 16
+_WHATEVER = BaseException
+"""By another name: code may have deleted this one."""
 _HIDDEN_FD = 100
+_CUT_CHARS = 60
+"""Room for the words that say what was cut."""
 _SHOWN_FRAMES = 12
 _OWN_FILES = (__file__, ast.__file__)
 
@@ -95,7 +99,7 @@ class _Session:
         images: list[bytes] = []
         try:
             self._show(self._execute(code, f"<call {self._calls}>"), body, images)
-        except BaseException as error:  # sys.exit and Ctrl-C of the code as well
+        except _WHATEVER as error:  # sys.exit and Ctrl-C of the code as well
             self._mend()
             body["error"] = self._told(error)
         else:
@@ -130,11 +134,13 @@ class _Session:
         lines = code.splitlines(keepends=True)
         linecache.cache[name] = (len(code), None, lines, name)
         tree = ast.parse(code, name)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        value = None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+            value = compile(ast.Expression(last.value), name, "eval", _FLAGS)
         self._evaluate(compile(tree, name, "exec", _FLAGS))
-        if last is None:
-            return None
-        return self._evaluate(compile(ast.Expression(last.value), name, "eval", _FLAGS))
+        return None if value is None else self._evaluate(value)
 
     def _evaluate(self, code: types.CodeType) -> Any:
         if code.co_flags & inspect.CO_COROUTINE:
@@ -157,8 +163,9 @@ class _Session:
         limit = self._config["output_chars"]
         if len(text) <= limit:
             return text
-        left = len(text) - limit
-        return f"{text[: limit // 2]}\n[… {left:,} characters left out …]\n{text[-limit // 2 :]}"
+        half = max(0, limit - _CUT_CHARS) // 2
+        left = len(text) - 2 * half
+        return f"{text[:half]}\n[… {left:,} characters left out …]\n{text[len(text) - half :]}"
 
     def _fit(self, images: list[bytes]) -> list[str]:
         """Drop images beyond the limits; say so."""
@@ -296,7 +303,7 @@ def _prepare(config: Body) -> None:
         kind = getattr(resource, name, None)
         if kind is not None:
             with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(kind, (value, value))
+                resource.setrlimit(kind, tuple(value))
     for folder in config["folders"]:
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
     os.chdir(config["home"])
