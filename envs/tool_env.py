@@ -7,7 +7,7 @@ answer without tool calls, and truncates after ``max_turns`` messages.
 
 What an episode is worth is said by a :class:`~relax_agent.envs.rewards.Rubric` (``rubric = …``) or
 by a method ``score``; the one that the more derived class has decides. Everything else is a hook
-that may be left out, and may be plain (it then runs in a thread) or ``async def``:
+that may be left out, and, ``first_messages`` apart, may be plain or ``async def``:
 
     setup(task)                  give the environment its state, before anything is said
     first_messages(task)         pose the task
@@ -21,6 +21,9 @@ instance has its own.
 An exception in a hook or in ``score`` is the environment's failure: the episode is not trained on.
 A ``score`` that takes over ``score_timeout`` seconds is given up and counts 0, and so is a rubric's
 function that fails in whatever way, with the value that it states for that.
+
+Plain hooks, scores and tools run in threads that change from call to call. What insists on one
+thread (a SQLite connection, a browser) wants ``async def``, or a :class:`SyncEnv`.
 """
 
 from __future__ import annotations
@@ -92,8 +95,12 @@ class ToolEnv(Env):
         self.tasks: TaskSet = found if isinstance(found, TaskSet) else TaskSet(found)
         if max_turns is not None:
             self.max_turns = max_turns
-        if self.max_turns < 1:
-            raise ConfigError(f"max_turns must be ≥ 1, not {self.max_turns}")
+        for limit in ("max_turns", "max_calls"):
+            if getattr(self, limit) < 1:
+                raise ConfigError(f"{limit} must be ≥ 1, not {getattr(self, limit)}")
+        for limit in ("score_timeout", "hook_timeout"):
+            if not getattr(self, limit) > 0:
+                raise ConfigError(f"{limit} must be > 0 seconds, not {getattr(self, limit)}")
         self._by_rubric = self._choose_judge(rubric)
         if system_prompt is not None:
             self.system_prompt = system_prompt
@@ -202,7 +209,7 @@ class ToolEnv(Env):
         if type(self).setup is not ToolEnv.setup:
             await self._hook("setup", task)
         self._is_set_up = True
-        messages = self.first_messages(task)
+        messages = self._messages("first_messages", self.first_messages(task))
         if self.system_prompt:
             messages = [system(self.system_prompt), *messages]
         self.transcript.extend(messages)
@@ -272,16 +279,24 @@ class ToolEnv(Env):
         if type(self).follow_up is ToolEnv.follow_up:
             return []
         said = await self._hook("follow_up", self._task(), self.transcript)
-        messages = [said] if isinstance(said, (str, Message)) else said or ()
-        given = messages if isinstance(messages, (list, tuple)) else [None]
-        found: list[Any] = [user(item) if isinstance(item, str) else item for item in given]
-        if any(not isinstance(m, Message) or m.role == "assistant" for m in found):
-            raise EnvError(
-                f"{type(self).__name__}.follow_up() returned {said!r:.80}",
-                hint="return the user's text, a list of messages, or None",
-            )
-        self.transcript.extend(found)
-        return found
+        messages = self._messages("follow_up", said)
+        self.transcript.extend(messages)
+        return messages
+
+    def _messages(self, hook: str, said: Any) -> list[Message]:
+        """Read what a hook wants to be said to the model."""
+        given = [said] if isinstance(said, (str, Message)) else said or ()
+        if not isinstance(given, (list, tuple)):
+            given = [None]
+        messages: list[Any] = [user(item) if isinstance(item, str) else item for item in given]
+        answers = hook == "follow_up"  # only a task may begin with what was said before
+        for each in messages:
+            if not isinstance(each, Message) or (answers and each.role == "assistant"):
+                raise EnvError(
+                    f"{type(self).__name__}.{hook}() returned {said!r:.80}",
+                    hint="return the user's text or a list of messages",
+                )
+        return messages
 
     async def _leave(self) -> None:
         """Call ``teardown`` once for each ``setup``; its failure cannot undo an episode."""

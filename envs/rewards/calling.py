@@ -69,9 +69,10 @@ async def _outcome(call: Awaitable[T], deadline: float | None) -> T:
     finally:
         if not task.done():
             await _give_up(task)
-    if task.cancelled():
-        raise RuntimeError("was cancelled from inside")
-    return task.result()
+    try:
+        return task.result()
+    except asyncio.CancelledError:  # raised by the function: nobody has cancelled this wait
+        raise RuntimeError("was cancelled from inside") from None
 
 
 async def _give_up(task: asyncio.Future[Any]) -> None:

@@ -268,6 +268,9 @@ def test_what_is_missing_is_said_at_once():
         Empty()
     with pytest.raises(ConfigError, match="max_turns"):
         Sums(max_turns=0)
+    for limit in ("max_calls", "score_timeout", "hook_timeout"):
+        with pytest.raises(ConfigError, match=limit):
+            type("Limited", (Sums,), {limit: 0})()
     with pytest.raises(ConfigError, match="neither a rubric nor a score"):
         type("NoScore", (ToolEnv,), {"tasks": [Task("t")]})()
 
@@ -642,6 +645,21 @@ def test_hooks_that_hang_are_given_up():
     with pytest.raises(EnvError, match=r"Boots.setup\(\) took over 0.05 s"):
         asyncio.run(run(Boots()))
     release.set()
+
+
+def test_first_messages_may_be_a_text_and_nothing_that_is_no_message():
+    class Brief(Sums):
+        def first_messages(self, task):
+            return f"Now: {task.prompt}"
+
+    class Odd(Sums):
+        def first_messages(self, task):
+            return [{"role": "user", "content": "?"}]
+
+    observation, _, _ = asyncio.run(run(Brief()))
+    assert [(m.role, m.text) for m in observation][1:] == [("user", "Now: 1+2?")]
+    with pytest.raises(EnvError, match=r"Odd.first_messages\(\) returned"):
+        asyncio.run(run(Odd()))
 
 
 class Haggle(ToolEnv):

@@ -160,9 +160,12 @@ def test_async_functions_fail_in_the_same_way():
         asyncio.current_task().cancel()
         await asyncio.sleep(0)
 
-    found = score(Rubric(right, raises, leaves, cancels))
+    def plainly_cancels(task, transcript):
+        raise asyncio.CancelledError
+
+    found = score(Rubric(right, raises, leaves, cancels, plainly_cancels))
     assert found.reward == 1.0
-    assert found.failures.keys() == {"raises", "leaves", "cancels"}
+    assert found.failures.keys() == {"raises", "leaves", "cancels", "plainly_cancels"}
 
 
 def test_a_function_that_hangs_is_given_up_and_the_others_count():
