@@ -335,6 +335,11 @@ def _unknown(env_id: str) -> UnknownEnv:
     )
 
 
+def load_entry_point(chosen: EnvSpec) -> Callable[..., Any]:
+    """Import what a spec names, usually the environment's class."""
+    return _load(chosen.entry_point, chosen.id)
+
+
 def _load(entry_point: EntryPoint, env_id: str) -> Callable[..., Any]:
     if not isinstance(entry_point, str):
         return entry_point

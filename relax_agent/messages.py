@@ -110,6 +110,10 @@ class Message:
     tool_call_id: str | None = None
     """For a tool message: the call that it answers."""
 
+    def __post_init__(self) -> None:
+        if type(self.content) is not tuple:
+            object.__setattr__(self, "content", parts(self.content))
+
     @property
     def text(self) -> str:
         """All text parts, joined."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from relax_agent.envs import Env, Policy, TaskSet, make, make_async
+from relax_agent.envs.registration import load_entry_point
+from relax_agent.envs.specs import Isolation
 from relax_agent.errors import ConfigError
 from relax_agent.importing import import_named
 from relax_agent.run.recipe import Recipe
@@ -14,16 +17,18 @@ from relax_agent.tools import RemoteToolset
 class EnvMaker:
     """Builds the environments of one run."""
 
-    def __init__(self, env_id: str, arguments: dict[str, Any]) -> None:
-        self._env_id, self._arguments = env_id, arguments
+    def __init__(
+        self, env_id: str, arguments: dict[str, Any], isolation: Isolation | None = None
+    ) -> None:
+        self._env_id, self._arguments, self._isolation = env_id, arguments, isolation
 
     def __call__(self) -> Env:
         """Build one at once."""
-        return make(self._env_id, **self._arguments)
+        return make(self._env_id, isolation=self._isolation, **self._arguments)
 
     async def build(self) -> Env:
         """Build one while the event loop goes on."""
-        return await make_async(self._env_id, **self._arguments)
+        return await make_async(self._env_id, isolation=self._isolation, **self._arguments)
 
 
 def env_maker(recipe: Recipe, tools: RemoteToolset | None = None) -> EnvMaker:
@@ -41,13 +46,13 @@ def env_maker(recipe: Recipe, tools: RemoteToolset | None = None) -> EnvMaker:
     arguments = dict(recipe.env.args)
     if tools is not None:
         arguments["tools"] = tools
-    return EnvMaker(recipe.env.id, arguments)
+    return EnvMaker(recipe.env.id, arguments, recipe.env.isolation)
 
 
 def require_tasks(env: Env) -> TaskSet:
     """Return an environment's tasks, or raise ConfigError if it has not enough to train on."""
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
-    tasks = env.unwrapped.tasks
+    tasks = env.tasks
     if not isinstance(tasks, TaskSet):
         raise ConfigError(f"{name} has no tasks to train on", hint="give the environment a TaskSet")
     if not tasks.ids("train"):
@@ -63,6 +68,10 @@ def require_tasks(env: Env) -> TaskSet:
 def find_expert(env: Env, *, noise: float = 0.0, seed: int = 0) -> Policy | None:
     """Return the expert that an environment brings (its ``expert`` method), or None."""
     factory = getattr(env.unwrapped, "expert", None)
+    if factory is None and env.spec is not None:  # it runs elsewhere: ask its class
+        kind = load_entry_point(env.spec)
+        own = inspect.getattr_static(kind, "expert", None)
+        factory = kind.expert if isinstance(own, (staticmethod, classmethod)) else None
     return None if factory is None else factory(noise=noise, seed=seed)
 
 

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -33,6 +33,7 @@ S = TypeVar("S", bound=BaseModel)
 _NOT_IN_A_CHECKPOINT: dict[str, Any] = {
     **dict.fromkeys(("name", "runs", "steps", "tools", "engine", "weights"), True),
     **dict.fromkeys(("checkpoint", "eval", "goal"), True),
+    "env": {"isolation"},
     "trainer": {"timeout_s", "threads", "ranks", "parallel", "micro_batch_tokens", "recompute"},
     "queue": {"lease_timeout_s", "no_progress_s"},
     "rollout": {
@@ -60,6 +61,8 @@ class EnvSettings(_Settings):
     """Arguments of the environment's constructor."""
     modules: list[str] = Field(default_factory=list)
     """Modules to import first, so that they register their environments."""
+    isolation: Literal["process"] | None = None
+    """``process``: each environment runs in a process of its own; null: as it is registered."""
 
 
 class ToolsSettings(_Settings):
@@ -142,6 +145,11 @@ class Recipe(_Settings):
             raise ValueError(
                 f"trainer.warm_start.episodes={warm.episodes} is less than one batch:"
                 f" trainer.warm_start.batch_episodes={warm.batch_episodes}"
+            )
+        if self.env.isolation and (self.tools.serve or self.tools.url):
+            raise ValueError(
+                "env.isolation=process runs the tools beside the environment, in its process;"
+                " leave tools.serve and tools.url out"
             )
         if self.engine.kind == "sglang" and self.weights.kind == "tensor":
             raise ValueError(

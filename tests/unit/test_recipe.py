@@ -51,6 +51,13 @@ def test_an_override_sets_one_value(override, found, value, path):
         assert found(before) != value
 
 
+def test_an_isolated_environment_keeps_its_tools(path):
+    isolated = load_recipe(path, ["env.isolation=process", "tools.serve=null"])
+    assert isolated.env.isolation == "process"
+    with pytest.raises(ConfigError, match=r"leave tools\.serve and tools\.url out"):
+        load_recipe(path, ["env.isolation=process"])
+
+
 def test_overrides_apply_in_order(path):
     assert load_recipe(path, ["steps=3", "steps=4"]).steps == 4
 
