@@ -1,10 +1,11 @@
-"""What the tests of the adapters share: whether the library under test is the pinned one."""
+"""What the adapters' tests share: is the library the pinned one, is the page on neighbours true."""
 
 import re
 from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "peers" / "requirements"
+PAGE = Path(__file__).parents[1] / "docs" / "neighbours.md"
 
 
 def pins(peer):
@@ -23,3 +24,14 @@ def assert_pinned(peer):
     wanted = pins(peer)
     assert wanted, f"{FOLDER / peer}.txt pins nothing"
     assert {name: version(name) for name in wanted} == wanted
+
+
+def run_snippets(heading):
+    """Run every piece of Python that stands under a heading of docs/neighbours.md."""
+    (section,) = re.findall(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.M | re.S
+    )
+    snippets = re.findall(r"```python\n(.*?)```", sections[heading], re.S)
+    assert snippets, heading
+    for number, code in enumerate(snippets, 1):
+        exec(compile(code, f"{PAGE.name}: {heading}, {number}", "exec"), {"__name__": "page"})

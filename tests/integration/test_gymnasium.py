@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from peer_support import run_snippets
 from PIL import Image as Picture
 
 from relax_agent.envs import Env, EnvSpec, RandomPolicy, SyncEnv, make, play, register
@@ -659,3 +660,7 @@ def test_importing_the_project_imports_no_gymnasium_and_shadows_none():
         "assert gymnasium.__version__"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_the_page_on_neighbours_shows_runs():
+    run_snippets("Gymnasium")

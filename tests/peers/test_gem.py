@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from gem.envs.registration import ENV_REGISTRY
-from peer_support import assert_pinned
+from peer_support import assert_pinned, run_snippets
 
 from relax_agent.envs import EnvSpec, ScriptedPolicy, make, play
 from relax_agent.envs.adapters import from_gem
@@ -202,3 +202,7 @@ def test_importing_gem_leaves_the_logging_of_the_program_alone():
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert logging.getLogger().level != logging.INFO
+
+
+def test_what_the_page_on_neighbours_shows_runs():
+    run_snippets("GEM")

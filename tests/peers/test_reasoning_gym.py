@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from peer_support import assert_pinned
+from peer_support import assert_pinned, run_snippets
 from reasoning_gym.factory import DATASETS
 
 from relax_agent.envs import EnvSpec, make
@@ -245,3 +245,7 @@ def test_a_task_that_does_not_exist_and_a_second_step_are_errors():
             await env.step(assistant(""))
 
     asyncio.run(main())
+
+
+def test_what_the_page_on_neighbours_shows_runs():
+    run_snippets("reasoning-gym")
