@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from relax_agent.envs import Env, Policy, RandomPolicy, play
+from relax_agent.errors import EnvError
 from relax_agent.models.tokenizer import chat_texts
 
 
@@ -25,4 +26,6 @@ async def environment_texts(
     if env.tasks is not None:
         tasks = list(islice(env.tasks.ids("train"), episodes))
     plays = [await play(env, who, task=task, seed=seed) for seed, task in enumerate(tasks)]
+    if plays and not any(record.status.trainable for record in plays):
+        raise EnvError(f"{env!r}: no episode could be played: {plays[0].detail}")
     return chat_texts((record.messages for record in plays), env.tools.schemas())
