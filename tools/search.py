@@ -16,7 +16,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from relax_agent.errors import ConfigError, MissingExtraError, ToolError, ToolErrorKind
@@ -52,6 +52,11 @@ class SearchLimits:
     """Size of one file of a folder."""
     max_total_bytes: int = 256 << 20
     """Size of all files of a folder together."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
 
 
 class SearchIndex:
@@ -211,7 +216,7 @@ class _Ranking:
         import numpy as np
 
         ids = [] if self._is_empty else self._scores.get_tokens_ids(query)
-        if not ids:
+        if not ids or count < 1:
             return []
         scores = self._scores.get_scores_from_ids(ids)
         least = np.partition(scores, -count)[-count] if count < len(scores) else 0.0

@@ -21,7 +21,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -62,6 +62,13 @@ class SqlLimits:
     max_query_chars: int = 10_000
     max_value_bytes: int = 250_000
     """Size of any string or blob, stored or computed; larger ones are an error."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value <= 0:
+                raise ConfigError(f"{name} must be > 0, not {value}")
+        if self.timeout_s >= _TOOL_TIMEOUT_S:
+            raise ConfigError(f"timeout_s must be below {_TOOL_TIMEOUT_S:g}, not {self.timeout_s}")
 
 
 class SqlDatabase:

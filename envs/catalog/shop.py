@@ -233,8 +233,8 @@ class Shop:
 
     @property
     def has_wanted_address(self) -> bool:
-        """Whether the address is the customer's."""
-        return self.address == self._wish.address
+        """Whether the address is the customer's, in whatever case."""
+        return f"{self.address}".casefold() == f"{self._wish.address}".casefold()
 
     @property
     def is_within_budget(self) -> bool:

@@ -217,3 +217,12 @@ def test_folders_that_cannot_be_indexed_are_refused_in_words(folder, tmp_path):
         SearchIndex.from_folder(folder, limits=SearchLimits(max_file_bytes=10))
     with pytest.raises(ConfigError, match="max_total_bytes"):
         SearchIndex.from_folder(folder, limits=SearchLimits(max_total_bytes=20))
+
+
+def test_limits_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="page_chars"):
+        SearchLimits(page_chars=0)
+
+
+def test_no_result_is_asked_for():
+    assert ids(index("a b"), "b", 0) == [] == ids(index("a b"), "b", -3)

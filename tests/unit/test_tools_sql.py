@@ -270,3 +270,43 @@ def test_a_rebuilt_database_keeps_its_tools():
         return result.text
 
     assert asyncio.run(main()) == "CREATE TABLE other (a);"
+
+
+@pytest.mark.parametrize("limits", [{"timeout_s": 0}, {"timeout_s": 30}, {"max_rows": -1}])
+def test_limits_that_make_no_sense_are_refused(limits):
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        SqlLimits(**limits)
+
+
+def test_a_cancelled_query_gives_its_thread_up_and_the_next_one_gets_another():
+    """A thread stuck inside one instruction of SQLite must not block the database for good."""
+
+    async def main():
+        stuck = threading.Event()
+
+        def build(connection):
+            fill(connection)
+            if not stuck.is_set():
+                stuck.wait(20)
+
+        database = SqlDatabase.build(build)
+        first = asyncio.ensure_future(database.rows("SELECT 1", 1))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.ensure_future(database.rows("SELECT 2", 1))
+        await asyncio.sleep(0.05)
+        stuck.set()
+        result = await asyncio.wait_for(second, 5)
+        await database.close()
+        return result
+
+    assert asyncio.run(main())[1] == [(2,)]
+
+
+def test_a_builder_that_fails_is_told():
+    def broken(connection):
+        connection.execute("CREATE TABLE")
+
+    (result,) = ask("SELECT 1", database=SqlDatabase.build(broken))
+    assert not result.ok and "incomplete input" in result.text
