@@ -39,7 +39,7 @@ _VERDICT = re.compile(r"\W*(agree|disagree)\b", re.IGNORECASE)
 
 
 class DebateEnv(Env):
-    """Two roles, one answer. See the module's docstring."""
+    """A proposer and a critic agree on an answer. See the module's docstring."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from relax_agent.messages import AssistantMessage, Message
 
 
 class ShopOrderEnv(ToolEnv):
-    """One customer, one order. See the module's docstring."""
+    """Order what a customer wants, within the budget. See the module's docstring."""
 
     system_prompt = "You shop for a customer. Use the tools; say a word when the order is placed."
 

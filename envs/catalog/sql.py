@@ -25,7 +25,7 @@ from relax_agent.tools.sql import SqlDatabase
 
 
 class SqlEnv(ToolEnv):
-    """One database, one question. See the module's docstring."""
+    """A question that takes queries of an unknown database. See the module's docstring."""
 
     max_turns = 8
     system_prompt = "Query the database. Then answer with the number or the name alone."

@@ -32,7 +32,7 @@ _MAX_MISTAKES = 3
 
 
 class SudokuEnv(ToolEnv):
-    """One grid, one cell at a time. See the module's docstring."""
+    """A Sudoku that is filled cell by cell. See the module's docstring."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ _EXIT = re.compile(r"(\w+)(?: \(locked (\w+) door\))?(?:, |$)")
 
 
 class TextGameEnv(Env):
-    """One house, one command at a time. See the module's docstring."""
+    """A text adventure: bring the treasure back to the hall. See the module's docstring."""
 
     def __init__(
         self,
