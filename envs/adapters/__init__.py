@@ -8,6 +8,7 @@ from relax_agent.envs.adapters.gymnasium import from_gymnasium
 from relax_agent.envs.adapters.gymnasium_export import as_gymnasium
 from relax_agent.envs.adapters.reasoning_gym import from_reasoning_gym
 from relax_agent.envs.adapters.skyrl_gym import from_skyrl_gym
+from relax_agent.envs.adapters.textarena import from_textarena
 
 __all__ = [
     "as_gymnasium",
@@ -15,4 +16,5 @@ __all__ = [
     "from_gymnasium",
     "from_reasoning_gym",
     "from_skyrl_gym",
+    "from_textarena",
 ]

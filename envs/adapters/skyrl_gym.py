@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relax_agent.envs.adapters.common import require, unknown
+from relax_agent.envs.adapters.common import choose, require, unknown
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv
 from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.errors import ConfigError, EnvError
@@ -83,24 +83,23 @@ class SkyRLGymEnv(SyncEnv):
         """Begin the episode of ``options["task"]``, or of a row that the seed chooses."""
         self.seed_rng(seed)
         self._end()
-        assert self.tasks is not None
-        self._task = task = self.tasks[self._choose(dict(options or {}))]
+        given = dict(options or {})
+        self._task = task = self._choose(given)
+        if given:
+            raise EnvError(f"unknown reset option {next(iter(given))!r}", hint="task or split")
         self._env = self._library.make(self.id, env_config=self._config, extras=dict(task.data))
         prompt = [to_openai(message) for message in task.to_messages()]
         messages, _ = self._env.init(prompt)
         return _messages(messages), {"task": task.id}
 
-    def _choose(self, options: dict[str, Any]) -> str:
+    def _choose(self, given: dict[str, Any]) -> Task:
         assert self.tasks is not None
-        task_id, split = options.pop("task", None), options.pop("split", "train")
-        if options:
-            raise EnvError(f"unknown reset option {next(iter(options))!r}", hint="task or split")
-        if task_id is not None:
-            return str(task_id)
-        ids = self.tasks.ids(split)
-        if not ids:
+        split = given.get("split", "train")
+        if given.get("task") is None and not self.tasks.ids(split):
             raise EnvError(f"{self.id} has no rows in its {split} split")
-        return self.rng.choice(ids)
+        task = choose(self, given)
+        assert task is not None
+        return task
 
     def step(self, action: AssistantMessage) -> StepResult:
         """Hand the message's text to the environment."""
