@@ -5,6 +5,8 @@ import itertools
 import json
 import pickle
 import pprint
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from relax_agent.envs import Task, TaskSet
 from relax_agent.errors import ConfigError, EnvError
+from relax_agent.messages import Audio, Image, Text, assistant, system, user
 
 
 def numbered(count, prefix="t"):
@@ -75,6 +78,104 @@ def test_the_fingerprint_changes_with_any_task():
     assert TaskSet(numbered(3)).fingerprint() in prints
 
 
+RICH = """
+import dataclasses, datetime, decimal, enum, fractions, functools, operator, pathlib, uuid
+import collections
+import numpy as np
+from relax_agent.envs import Task, TaskSet
+from relax_agent.messages import Image, ToolCall, assistant, user
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Case:
+    given: int
+    wanted: str
+
+
+class Plain:
+    def __init__(self):
+        self.a, self.b = 1, {"x", "y", "z"}
+
+
+class Slots:
+    __slots__ = ("a",)
+
+    def __init__(self):
+        self.a = Plain()
+
+
+Pair = collections.namedtuple("Pair", "left right")
+VALUES = [
+    None, True, 1, 1.0, float("nan"), float("inf"), -0.0, 0.0, "1", b"1", [1], [[1]], {1}, {"1"},
+    {"a": 1, "b": 2}, {1: "a"}, {"1": "a"}, Colour.RED, Case(1, "x"), Plain(), Slots(), Pair(1, 2),
+    datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1), decimal.Decimal("1"),
+    fractions.Fraction(1, 3), uuid.UUID(int=1), pathlib.PurePosixPath("a"), range(3), 1j,
+    np.arange(3), np.arange(3.0), np.arange(4).reshape(2, 2), np.array(["a", None], object),
+    len, operator.add, Plain, Plain().__init__, functools.partial(int, base=2), Image(b"x"),
+    user("hi"), assistant("hi"), assistant("", tool_calls=[ToolCall("f", {"x": 1}, "c")]),
+    frozenset({"p", "q", "r", "s"}), "\\ud800", {"deep": [{"er": {"s", "t"}}]},
+]
+"""
+
+
+def test_the_fingerprint_tells_values_apart_and_is_the_same_in_every_process():
+    """Whatever the hash seed: a set, a dict and the address of an object must not show."""
+    code = RICH + "print(*(TaskSet([Task('t', '?', v)]).fingerprint() for v in VALUES))"
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True,
+            text=True, check=True,
+        ).stdout.split()
+        for seed in ("1", "22")
+    ]  # fmt: skip
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == len(set(outputs[0])) > 40
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "b"},
+        {"prompt": "2+2?"},
+        {"prompt": (Text("1+1?"), Image(b"x"))},
+        {"prompt": (Text("1+1?"), Image(b"y"))},
+        {"prompt": (Text("1+1?"), Audio(b"x"))},
+        {"answer": "2"},
+        {"data": {"level": 2}},
+        {"data": {"level": 1, "more": None}},
+        {"messages": (system("S"), user("1+1?"))},
+        {"messages": (user("1+1?"), assistant("?"), user("1+1?"))},
+    ],
+    ids=str,
+)
+def test_the_fingerprint_changes_with_every_part_of_a_task(change):
+    task = Task("a", "1+1?", 2, {"level": 1})
+    others = [dataclasses.replace(task, **change)]
+    assert TaskSet([task]).fingerprint() != TaskSet(others).fingerprint()
+    assert TaskSet([task]).fingerprint() == TaskSet([dataclasses.replace(task)]).fingerprint()
+
+
+def test_the_same_prompt_in_another_form_has_the_same_fingerprint():
+    prints = {
+        TaskSet([Task("a", prompt)]).fingerprint()
+        for prompt in ("1+1?", (Text("1+1?"),), ["1+1?"], Text("1+1?"))
+    }
+    assert len(prints) == 1
+
+
+def test_what_has_no_stable_form_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"task 'a': a value of type builtins\.object has no"):
+        TaskSet([Task("a", "?", object())]).fingerprint()
+    loop = []
+    loop.append(loop)
+    with pytest.raises(ConfigError, match="task 'a': its data contain themselves"):
+        TaskSet([Task("a", "?", data={"x": loop})]).fingerprint()
+
+
 def test_a_printed_task_hides_its_answer():
     assert "secret" not in repr(numbered(1)[0])
     assert "secret" not in repr(TaskSet(numbered(1)))
@@ -135,3 +236,15 @@ def test_a_set_of_ids_orders_as_the_set_it_stands_for_and_has_no_answers():
         known["x"]
     with pytest.raises(ConfigError, match="two tasks have the id 'a'"):
         TaskSet.of_ids(["a"], ["a"])
+
+
+def test_a_negative_position_is_told():
+    with pytest.raises(ConfigError, match="position=-1"):
+        TaskSet(numbered(2)).sample_order(0, position=-1)
+
+
+def test_a_conversation_opens_an_episode_and_a_prompt_is_one_user_message():
+    chat = (system("Be brief."), user("Hi"), assistant("Hello"), user("2+2?"))
+    assert Task("a", "2+2?", messages=chat).to_messages() == list(chat)
+    assert Task("a", "2+2?").to_messages() == [user("2+2?")]
+    assert Task("a", ["see", Image(b"x")]).to_messages() == [user(["see", Image(b"x")])]

@@ -8,6 +8,7 @@ import pickle
 import re
 import threading
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -866,3 +867,12 @@ def test_a_fingerprint_survives_json_and_the_order_of_keys(values):
     assert prints(turned).fingerprint() == same
     assert prints(lambda value: json.loads(json.dumps(value))).fingerprint() == same
     assert prints(lambda value: [value]).fingerprint() != same
+
+
+def test_the_code_on_the_page_about_tasks_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(code, "tasks.md", "exec"), names)
+    assert "['Text', 'Image', 'Text', 'Image', 'Text']" in capsys.readouterr().out
