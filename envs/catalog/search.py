@@ -28,7 +28,7 @@ from relax_agent.tools.search import SearchIndex, words
 
 
 class SearchEnv(ToolEnv):
-    """Questions about a small world: search its encyclopedia, read, answer. See the module's docstring."""
+    """Questions about a small world: find pages, read, answer. See the module's docstring."""
 
     max_turns = 10
     system_prompt = "Search the encyclopedia and read its pages. Then answer with the name alone."
