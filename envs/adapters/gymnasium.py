@@ -120,6 +120,8 @@ class GymnasiumEnv(SyncEnv):
                 f"observation={observation!r}, actions={actions!r} is not known",
                 hint=f"observation: {', '.join(_RENDER_MODES)}; actions: tool, text",
             )
+        if min(max_calls, 1 if max_turns is None else max_turns) < 1:
+            raise ConfigError(f"max_calls={max_calls} and max_turns={max_turns} must be ≥ 1")
         self._observation, self._by_text = observation, actions == "text"
         self.gym = _open(env_id, dict(env_args or {}), _RENDER_MODES[observation])
         self._reply, self._max_calls, self._invalid_reward = reply, max_calls, invalid_reward

@@ -8,9 +8,10 @@
 Observations and actions are texts (:mod:`relax_agent.envs.adapters.gymnasium_codec`), so the result
 passes Gymnasium's own ``check_env`` and goes into its vector environments.
 
-Gymnasium blocks and this project awaits: every environment made here runs in one event loop, in a
-thread of its own, one for each process. A call therefore works whether or not the caller's thread
-has a loop that runs, and after a fork the child starts another. Every wait has a limit.
+Gymnasium blocks and this project awaits: the environments made here run in an event loop that has
+a thread of its own. A call therefore works whether or not the caller's thread has a loop that runs.
+What is made *inside* such an environment gets another loop, and so does a process after a fork.
+Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -59,15 +60,29 @@ class _Loop:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._left: set[concurrent.futures.Future[Any]] = set()
-        threading.Thread(target=self._loop.run_forever, name="relax-gymnasium", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="relax-gymnasium", daemon=True
+        )
+        self._thread.start()
 
     @property
     def here(self) -> bool:
         """Whether the thread is this process's: a fork takes the object along, not the thread."""
         return self._pid == os.getpid()
 
+    @property
+    def calls(self) -> bool:
+        """Whether it is this loop itself that is running the caller."""
+        return self._thread is threading.current_thread()
+
     def run(self, call: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Block until the call has ended; whatever ends the wait ends the call too."""
+        if self.calls or not self.here:
+            call.close()
+            where = "from inside its own event loop" if self.here else "in another process"
+            raise EnvError(
+                f"this environment is called {where}", hint="make one there, or call it elsewhere"
+            )
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result(timeout_s)
@@ -85,20 +100,28 @@ class _Loop:
         future.add_done_callback(self._left.discard)
 
 
-_current: _Loop | None = None
+_loops: list[_Loop] = []
 _lock = threading.Lock()
 
 
-def _loop() -> _Loop:
-    """Return this process's loop."""
-    global _current
+def _free_loop() -> _Loop:
+    """Return a loop of this process that is not the one that calls."""
     with _lock:
-        if _current is None or not _current.here:
-            _current = _Loop()
-        return _current
+        for loop in _loops:
+            if not loop.calls:
+                return loop
+        _loops.append(_Loop())
+        return _loops[-1]
 
 
-os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+def _begin_anew() -> None:
+    """Forget the loops whose threads a fork has left behind."""
+    global _lock
+    _loops.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class _AgentEnv(_Gym):
@@ -133,12 +156,13 @@ class _AgentEnv(_Gym):
         self._timeout_s = timeout_s
         self._messages: list[Message] = []
         self._closed = False
+        self._loop = _free_loop()
         self.agent_env: Env = self._build(env, kwargs)
         self.spec = _gym_spec(gymnasium, self.agent_env)
 
     def _build(self, env: Env | SyncEnv | EnvSpec | str, kwargs: dict[str, Any]) -> Env:
         if isinstance(env, (str, EnvSpec)):
-            return _loop().run(make_async(env, **kwargs), self._timeout_s)
+            return self._run(make_async(env, **kwargs))
         if kwargs:
             raise ConfigError(f"{next(iter(kwargs))}=… is for an id; this environment is made")
         if not isinstance(env, (Env, SyncEnv)):
@@ -180,7 +204,7 @@ class _AgentEnv(_Gym):
         return encode_observation(observation)
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        return _loop().run(call, self._timeout_s)
+        return self._loop.run(call, self._timeout_s)
 
     def render(self) -> Any:
         """Return the conversation so far."""
@@ -193,10 +217,10 @@ class _AgentEnv(_Gym):
             self._run(self.agent_env.close())
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and hasattr(self, "agent_env") and _current:
+        if not getattr(self, "_closed", True) and hasattr(self, "agent_env"):
             self._closed = True
-            if _current.here:
-                _current.leave(self.agent_env.close())
+            if self._loop.here:
+                self._loop.leave(self.agent_env.close())
 
 
 @functools.cache

@@ -389,6 +389,9 @@ def test_an_id_that_does_not_exist_names_the_nearest():
         ({"env_args": {"colour": "red"}}, "colour"),
         ({"tasks": [1, 2], "eval_tasks": [2]}, "seed 2 is both"),
         ({"tasks": 0}, "no tasks"),
+        ({"max_turns": 0}, "must be ≥ 1"),
+        ({"max_calls": 0}, "must be ≥ 1"),
+        ({"is_slippery": False}, "is_slippery.*env_args"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
@@ -569,6 +572,33 @@ def test_it_works_where_an_event_loop_runs_already():
         return decode_observation(observation)[0].text
 
     assert asyncio.run(main()) == "hello"
+
+
+def test_one_inside_another_waits_for_nobody():
+    """T151: a call from the loop that it would need says so; what is made there gets another."""
+
+    class Outer(Env):
+        async def reset(self, *, seed=None, options=None):
+            inner = as_gymnasium(Echo())
+            return decode_observation(inner.reset(seed=seed)[0]), {}
+
+        async def step(self, action):
+            outside.reset(seed=1)
+
+    outside = as_gymnasium(Echo())
+    env = as_gymnasium(Outer())
+    assert env.reset(seed=4)[0] == as_gymnasium(Echo()).reset(seed=4)[0]
+    with pytest.raises(EnvError, match="from inside its own event loop"):
+        env.step("x")
+
+
+def test_an_environment_of_a_process_of_its_own_can_be_exported():
+    env = as_gymnasium("relax/Gymnasium-v0", isolation="process", env_id="FrozenLake-v1")
+    plain = as_gymnasium("relax/Gymnasium-v0", env_id="FrozenLake-v1")
+    assert env.reset(seed=3)[0] == plain.reset(seed=3)[0]
+    move = encode_action(act("down"))
+    assert env.step(move)[:4] == plain.step(move)[:4]
+    env.close()
 
 
 def test_there_and_back_again_is_the_same_environment():
