@@ -17,11 +17,15 @@ from relax_agent.tools.toolset import AnyToolset, Toolset
 if TYPE_CHECKING:
     from relax_agent.tools.app import create_tool_app
     from relax_agent.tools.client import RemoteToolset
+    from relax_agent.tools.search import SearchIndex
     from relax_agent.tools.server import open_server, serve
+    from relax_agent.tools.sql import SqlDatabase
 
 __all__ = [
     "AnyToolset",
     "RemoteToolset",
+    "SearchIndex",
+    "SqlDatabase",
     "Tool",
     "ToolError",
     "ToolErrorKind",
@@ -36,6 +40,8 @@ __all__ = [
 
 _LAZY = {
     "RemoteToolset": "relax_agent.tools.client",
+    "SearchIndex": "relax_agent.tools.search",
+    "SqlDatabase": "relax_agent.tools.sql",
     "create_tool_app": "relax_agent.tools.app",
     "open_server": "relax_agent.tools.server",
     "serve": "relax_agent.tools.server",
@@ -43,7 +49,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load the HTTP side when it is first asked for."""
+    """Load the HTTP side and the ready-made tools when they are first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -52,9 +52,22 @@ asyncio.run(main())
 ```
 
 It prints `1.0 6 1.0`. Arguments are plain data; in a recipe they stand under the environment's
-`args`. The tools of two of them serve your own environments as well: `SearchIndex` in
-`relax_agent.tools.search` (find and open documents, or the texts of a folder) and `SqlDatabase` in
-`relax_agent.tools.sql` (queries of an SQLite database that cannot change it).
+`args`. Each environment passes `relax-agent envs check`.
+
+The tools of two of them serve your own environments as well. `SearchIndex` finds and opens
+documents, or the texts of a folder (`SearchIndex.from_folder("handbook")`); `SqlDatabase` runs
+queries that can read a database and nothing else (`SqlDatabase.open("shop.sqlite")`):
+
+```python
+from relax_agent.tools import SearchIndex, SqlDatabase
+
+birds = SearchIndex([{"id": "owl", "title": "Owl", "text": "An owl hunts at night."}])
+towns = SqlDatabase.build(lambda db: db.execute("CREATE TABLE towns (name TEXT)"))
+print(*birds.toolset().names, *towns.toolset().names)
+```
+
+It prints `search open_page sql schema`. Hand such a toolset to an environment (`tools=…`), or serve
+it with `relax-agent tools serve MODULE:NAME`.
 """
 
 
@@ -142,8 +155,10 @@ def test_the_page_lists_every_environment():
 
 
 def test_the_code_of_the_page_prints_what_it_says(capsys):
-    exec(compile(re.findall(r"```python\n(.*?)```", INTRO, re.S)[0], "page", "exec"), {})
-    assert capsys.readouterr().out == "1.0 6 1.0\n"
+    for code in re.findall(r"```python\n(.*?)```", INTRO, re.S):
+        exec(compile(code, "environments.md", "exec"), {})
+    printed = re.findall(r"^It prints `(.+)`", INTRO, re.M)
+    assert capsys.readouterr().out.splitlines() == printed and len(printed) == 2
 
 
 if __name__ == "__main__":
