@@ -9,7 +9,9 @@
     │   ├── ResetNeeded        step() before reset(), or after the episode's end
     │   ├── InvalidAction      the action is not an AssistantMessage
     │   ├── EnvBusy            reset() or step() while another call of it still runs
+    │   ├── EnvCheckFailed     an environment does not pass check_env; tells every failure
     │   └── UnknownEnv         no environment is registered under that id
+    ├── RewardError            a reward gave no value: too slow, crashed, no verdict; is scored
     ├── PolicyError            a policy that is not a model failed, e.g. its script is over
     ├── ToolError              a tool call failed; carries a kind (see ToolErrorKind)
     │   └── ToolDeclarationError   a function cannot be declared as a tool
@@ -107,6 +109,20 @@ class InvalidAction(EnvError):
 
 class EnvBusy(EnvError):
     """``reset()`` or ``step()`` was called while another call of the environment still runs."""
+
+
+class EnvCheckFailed(EnvError):
+    """An environment does not pass its check. ``str(error)`` has a line for each failure."""
+
+    def __init__(self, env: str, failures: list[str]) -> None:
+        count = f"{len(failures)} check{'s' if len(failures) != 1 else ''} failed"
+        super().__init__("\n  ".join([f"{env}: {count}", *failures]))
+        self.env = env
+        self.failures = failures
+
+
+class RewardError(RelaxError):
+    """A reward gave no value; it counts with the value that its rubric states for that."""
 
 
 class UnknownEnv(EnvError):

@@ -31,7 +31,8 @@ from relax_agent.errors import ConfigError, EnvError
 _MARKUP = re.compile(
     r"\*\*|__|`|\$|\\(?:text(?:bf|rm)?|math(?:rm|bf)|boxed|left|right)\b|\\[()\[\]]"
 )
-_NOUN = r"(?:answer|choice|option|letter|solution|antwort|lösung|réponse|respuesta|risposta|答案)"
+_ANSWER = r"(?:answer|solution|antwort|lösung|réponse|respuesta|risposta|答案)"
+_NOUN = rf"(?:{_ANSWER}|choice|option|letter)"
 _OPEN, _CLOSE = r"[\"'“‘(\[{]{0,2}", r"[\"'”’)\]}]{0,2}"
 _LETTER = rf"{_OPEN}([A-Za-z])(?![\w'’]){_CLOSE}"
 _FIRST = re.compile(_LETTER)
@@ -43,10 +44,12 @@ _CUES = re.compile(
     rf"""
     (?:
         {_NOUN} (?:[ ]?\([^()]{{0,20}}\))? [ ]?
-        (?: [:：=] | \b(?:is|are|would[ ]be|must[ ]be|should[ ]be|ist|est|es|è)\b | 是 | 为 )
-      | \b(?:choose|chose|pick|picked|select|selected|(?:go|going|went)[ ]with)\b
+        (?: \b(?:is|are|would[ ]be|must[ ]be|should[ ]be|ist|est|es|è)\b | 是 | 为 ) \s{{0,3}}
+        (?: [:：]\s{{0,3}} )?
+      | {_ANSWER} (?:[ ]?\([^()]{{0,20}}\))? [ ]? [:：=] \s{{0,3}}
+      | (?:choice|option|letter) [ ]? [:：=] [ ]?  # "each option:" may begin a list of them all
+      | \b(?:choose|choosing|chose|pick|picked|select|selected|(?:go|going|went)[ ]with)\b [ ]
     )
-    \s{{0,3}} [:：]? \s{{0,3}}
     (?:(?:definitely|clearly|therefore|thus|indeed|most[ ]likely)[ ])?
     (?:(?:the|die|der|la)[ ])? (?:{_NOUN}[ ])?
     """,
@@ -68,7 +71,14 @@ _DENIED = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_BEGINS = re.compile(rf"^[\s>#*-]{{0,9}}(?:{_NOUN} )?[(\[]?([A-Za-z])[)\].:][)\]]?\s", re.M | re.I)
+_BEGINS = re.compile(
+    rf"""
+    (?: ^[\s>\#*-]{{0,9}} (?:{_NOUN}[ ])?
+      | (?-i: [.;,)]\s{{1,3}} (?=[(\[]?[A-Z]) | \s (?=\([A-Z]\)) ) )  # more options on the line
+    [(\[]? ([A-Za-z]) [)\].:][)\]]? \s
+    """,
+    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
+)
 _ALONE = re.compile(r"(?<![\w'’.-])([A-Z])(?![\w'’]|-\w)")
 _IN_SENTENCE = re.compile(r"\s(?!(?:and|or|as|is|because|since)\b)[a-z]")
 """What stands behind a bare ``a`` or ``I`` that is a word, not a choice."""

@@ -37,7 +37,7 @@ from relax_agent.envs.rewards.verdicts import (
 )
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.transcript import Score, Transcript
-from relax_agent.errors import ConfigError, RelaxError
+from relax_agent.errors import ConfigError, RewardError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -60,7 +60,7 @@ _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 30.0
 _SETUP_FAULTS = {401: "the key", 403: "the key", 404: "the model's name and base_url"}
 
 
-class JudgeFailed(RelaxError):
+class JudgeFailed(RewardError):
     """The judge gave no verdict; says why."""
 
 

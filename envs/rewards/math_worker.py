@@ -24,7 +24,7 @@ _PROSE = re.compile(
 _MOST_CHARS = 400
 
 
-def agrees(answer: str, golds: Sequence[str], float_rounding: int) -> bool:
+def math_equal(answer: str, golds: Sequence[str], float_rounding: int) -> bool:
     """Tell whether the last mathematical expression of ``answer`` equals one of ``golds``."""
     found = read(answer)
     return bool(found) and any(

@@ -19,7 +19,7 @@ from relax_agent.envs.transcript import Transcript
 from relax_agent.errors import ConfigError, MissingExtraError
 
 _MEMORY_BYTES = 2 << 30
-_WORKERS = WorkerPool("relax_agent.envs.rewards.math_worker:agrees", memory_bytes=_MEMORY_BYTES)
+_WORKERS = WorkerPool("relax_agent.envs.rewards.math_worker:math_equal", memory_bytes=_MEMORY_BYTES)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.transcript import Score, Transcript
-from relax_agent.errors import ConfigError, RelaxError
+from relax_agent.errors import ConfigError, RewardError
 from relax_agent.links import LinkedProcess
 from relax_agent.messages import Message, to_record
 
@@ -34,7 +34,7 @@ _QUEUE_LIMIT_S = 120.0
 _MOST_WORKERS = 4
 
 
-class WorkerFailed(RelaxError):
+class WorkerFailed(RewardError):
     """A call in a worker gave no value: too slow, crashed, or raised; says which."""
 
 
@@ -139,7 +139,7 @@ class WorkerPool:
     async def _start(self) -> LinkedProcess:
         program = "relax_agent.envs.rewards.worker_main"
         return await LinkedProcess.start_async(
-            f"reward worker of {self.target}",
+            f"the worker of {self.target.rpartition(':')[2]}",
             [sys.executable, "-m", program, self.target, str(self._memory_bytes or 0)],
             start_timeout_s=_START_LIMIT_S,
             env={"PYTHONPATH": _search_path(), "OMP_NUM_THREADS": "1", **self._env},

@@ -249,14 +249,24 @@ The answer is option B: Paris|My answer is "B".|So I would select (B).|<answer>B
 The answer is B rather than A|B, since a capital is needed|**Answer:** B|**Answer: B**
 The answer is $\\textbf{(B)}$|A good question. The answer is B|The correct option is B, not C.
 Answer - B|The answer should be B|B is the right choice because C isn't.|answer = B
-I believe it is B""".replace("\n", "|").split("|")
+I believe it is B|B seems correct|Answer B|**Answer: B. Paris**|The answer is **Paris (B)**
+The answer: B|I'm choosing B|Selected option: B|B. Because.""".replace("\n", "|").split("|")
 CHOOSES_NONE = """A or B|A and B|The answer is A or B|The answer is A, B|A, B, C, D|ABCD|No idea
 The answer is A. The answer is B.|The answer is a dog|I think so|The answer is not B|\\boxed{A, B}
 Both A and B|A/B|(A)(B)(C)(D)|It is neither A nor B|The answer is A B C D|A dog|Vienna|B-52
-Plan B's""".replace("\n", "|").split("|")
+Plan B's|A: London. B: Paris|(A) London (B) Paris""".replace("\n", "|").split("|")
 
 
-@pytest.mark.parametrize("answer", [*CHOOSES_B, "A) London\nB) Paris\nThe answer is B", "So:\n\nB"])
+CHOOSES_B += [
+    "A) London\nB) Paris\nThe answer is B",
+    "So:\n\nB",
+    "Each option:\n\nA. London: no\nB. Paris: yes\n\nTherefore, the answer is B. Paris",
+    "B\n\nExplanation: A is wrong because London is in the UK.",
+    "The answer is:\n\n**(B) Paris**",
+]
+
+
+@pytest.mark.parametrize("answer", CHOOSES_B)
 def test_a_choice_is_found_in_many_phrasings(answer):
     assert judge(multiple_choice, answer, "B", choices=CHOICES) == 1.0
 
