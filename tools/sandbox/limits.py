@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -50,9 +51,15 @@ class Limits:
         """Raise ConfigError for a limit that lets nothing work."""
         for each in fields(self):
             value = getattr(self, each.name)
+            seconds = each.name in ("timeout_s", "start_timeout_s")
+            kinds = (int, float) if seconds else (int,)
             least = 0 if each.name in ("images", "image_mb") else 1e-3
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"sandbox limit {each.name} must be positive, not {value!r}")
+            fits = isinstance(value, kinds) and not isinstance(value, bool)
+            if not (fits and least <= value < math.inf):
+                what = "seconds" if seconds else "whole"
+                raise ConfigError(
+                    f"sandbox limit {each.name} must be positive and {what}: {value!r}"
+                )
         for name, least in (("memory_mb", 64), ("open_files", 16), ("disk_mb", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(

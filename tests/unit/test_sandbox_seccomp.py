@@ -1,0 +1,100 @@
+"""The filter of system calls, run by a small model of the kernel's machine."""
+
+import errno
+import struct
+
+import pytest
+
+from relax_agent.tools.sandbox import seccomp
+
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+MACHINES = list(AUDIT)
+
+
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+    """Run the filter on one system call."""
+    words = [number, AUDIT[machine] if arch is None else arch, 0, 0]
+    for value in [*arguments, *[0] * (6 - len(arguments))]:
+        words += [value & 0xFFFFFFFF, value >> 32]
+    code = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
+    place = accumulator = 0
+    while True:
+        operation, then, otherwise, value = code[place]
+        place += 1
+        if operation == 0x06:
+            return value
+        if operation == 0x20:
+            accumulator = words[value // 4]
+            continue
+        holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: accumulator & value}
+        place += then if holds[operation] else otherwise
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_refused_call_fails_and_every_other_one_of_the_table_is_allowed(machine: str) -> None:
+    column = MACHINES.index(machine)
+    refused = {numbers[column] for numbers in seccomp.REFUSED.values()} - {None}
+    looked_at = {"x86_64": {56, 435, 41, 53, 16}, "aarch64": {220, 435, 198, 199, 29}}[machine]
+    for number in range(463):
+        if number not in looked_at:
+            expected = REFUSE | errno.EPERM if number in refused else ALLOW
+            assert verdict(machine, number) == expected, number
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_calls_of_another_architecture_kill(machine: str) -> None:
+    other = AUDIT["aarch64" if machine == "x86_64" else "x86_64"]
+    for arch in (other, 0x40000003, 0x40000028, 0):
+        assert verdict(machine, 1, arch=arch) == KILL
+
+
+def test_the_x32_numbers_kill_on_x86_64() -> None:
+    for number in (0x40000000, 0x40000000 | 101, 0xFFFFFFFF):
+        assert verdict("x86_64", number) == KILL
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_newer_calls_and_clone3_do_not_exist(machine: str) -> None:
+    for number in (435, 463, 470, 1000, 0x3FFFFFFF):
+        assert verdict(machine, number) == REFUSE | errno.ENOSYS
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_clone_starts_threads_and_processes_but_no_namespace(machine: str) -> None:
+    number = {"x86_64": 56, "aarch64": 220}[machine]
+    assert verdict(machine, number, 17) == ALLOW  # SIGCHLD, as fork does
+    assert verdict(machine, number, 0x003D0F00) == ALLOW  # a thread
+    kinds = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+    for kind in kinds:
+        assert verdict(machine, number, kind | 17) == REFUSE | errno.EPERM
+        assert verdict(machine, number, kind | 17 | 1 << 40) == REFUSE | errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_sockets_are_of_the_namespaces_own_families(machine: str) -> None:
+    for number in {"x86_64": (41, 53), "aarch64": (198, 199)}[machine]:
+        allowed = [f for f in range(60) if verdict(machine, number, f) == ALLOW]
+        assert allowed == [1, 2, 10]
+        assert verdict(machine, number, 40) == REFUSE | errno.EAFNOSUPPORT
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_is_typed_into_a_terminal(machine: str) -> None:
+    number = {"x86_64": 16, "aarch64": 29}[machine]
+    assert verdict(machine, number, 0, 0x5401) == ALLOW
+    for request in (0x5412, 0x541C, 0x5423, 0x5412 | 1 << 32):
+        assert verdict(machine, number, 0, request) == REFUSE | errno.EPERM
+
+
+def test_a_jump_never_leaves_the_program() -> None:
+    for machine in MACHINES:
+        code = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
+        assert len(code) < 4096
+        for place, (_, then, otherwise, _) in enumerate(code):
+            assert place + 1 + max(then, otherwise) < len(code) or code[place][0] == 0x06
+
+
+def test_unknown_processors_are_not_supported() -> None:
+    assert not seccomp.supported("riscv64")
+    assert seccomp.supported("x86_64")
