@@ -211,7 +211,10 @@ class ToolEnv(Env):
         self._is_set_up = True
         messages = self._messages("first_messages", self.first_messages(task))
         if self.system_prompt:
-            messages = [system(self.system_prompt), *messages]
+            told: list[Any] = [self.system_prompt]
+            if messages and messages[0].role == "system":  # a task's own: templates take just one
+                told += ["\n\n", *messages.pop(0).content]
+            messages = [system(told), *messages]
         self.transcript.extend(messages)
         self._running = True
         return list(messages), {"task": task.id}

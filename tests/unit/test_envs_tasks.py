@@ -1,5 +1,6 @@
 """Tasks: splits that share nothing, an order that resumes, answers that do not leak."""
 
+import asyncio
 import dataclasses
 import itertools
 import json
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_agent.envs import Task, TaskSet
+from relax_agent.envs import Task, TaskSet, ToolEnv
 from relax_agent.errors import ConfigError, EnvError
 from relax_agent.messages import Audio, Image, Text, assistant, system, user
 
@@ -82,7 +83,7 @@ RICH = """
 import dataclasses, datetime, decimal, enum, fractions, functools, operator, pathlib, uuid
 import collections
 import numpy as np
-from relax_agent.envs import Task, TaskSet
+from relax_agent.envs import Task, TaskSet, ToolEnv
 from relax_agent.messages import Image, ToolCall, assistant, user
 
 
@@ -248,3 +249,25 @@ def test_a_conversation_opens_an_episode_and_a_prompt_is_one_user_message():
     assert Task("a", "2+2?", messages=chat).to_messages() == list(chat)
     assert Task("a", "2+2?").to_messages() == [user("2+2?")]
     assert Task("a", ["see", Image(b"x")]).to_messages() == [user(["see", Image(b"x")])]
+
+
+def test_the_system_prompts_of_an_environment_and_of_its_task_are_one_message():
+    """Most chat templates take one system message, at the beginning."""
+
+    class Chat(ToolEnv):
+        system_prompt = "Use the tools."
+        tasks = TaskSet([
+            Task("a", "2+2?", messages=(system("Be brief."), user("2+2?"))),
+            Task("b", "3+3?"),
+        ])  # fmt: skip
+
+        def score(self, task, transcript):
+            return 0.0
+
+    def opening(task):
+        messages, _ = asyncio.run(Chat().reset(options={"task": task}))
+        return [(message.role, message.text) for message in messages]
+
+    assert opening("a") == [("system", "Use the tools.\n\nBe brief."), ("user", "2+2?")]
+    assert opening("b") == [("system", "Use the tools."), ("user", "3+3?")]
+    assert opening("a") == opening("a")
