@@ -1,0 +1,229 @@
+"""Running checks from anywhere: where no event loop runs, inside one, in a notebook.
+
+The checks run in an event loop of their own, in a daemon thread, while the caller waits. So a call
+that blocks the loop can be seen from outside (the loop's heart stops beating, and the thread's
+stack says at which line), and one that never comes back is left behind with its thread instead of
+hanging the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from relax_agent.envs.checking.lab import BrokenForm, CallFailed, Hung, Lab
+from relax_agent.envs.checking.places import place_of_error, place_of_frame
+from relax_agent.envs.checking.report import Findings, Report, Row
+from relax_agent.envs.checking.subject import Checkable, Subject
+
+_BEAT_S = 0.01
+_LOOK_S = 0.02
+_WARN_S = 0.2
+_FAIL_S = 0.5
+_STUCK_AFTER_S = 5.0
+"""Beyond a call's time limit: how long a loop may stand still before it is left behind."""
+
+CheckFunction: TypeAlias = Callable[[Lab, Findings], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its name, what it says when all is well, and what it does."""
+
+    name: str
+    fine: str
+    function: CheckFunction
+
+
+def run_checks(
+    env: Checkable,
+    checks: Sequence[Check],
+    *,
+    raises: bool,
+    timeout_s: float,
+    seed: int,
+    kwargs: dict[str, Any] | None = None,
+) -> Report:
+    """Run checks in a thread with an event loop of its own and wait for them.
+
+    Raises:
+        EnvCheckFailed: Something failed, and ``raises`` is set.
+        RelaxError: There is no such environment, or it cannot be checked at all.
+    """
+    subject = Subject(env, kwargs)
+    lab = Lab(subject, timeout_s=timeout_s, seed=seed)
+    report = Report(subject.label)
+    began = time.perf_counter()
+    watched = _Watched(lab, checks, report)
+    watched.run()
+    report.duration_s = time.perf_counter() - began
+    return report.require() if raises else report
+
+
+@dataclass(slots=True)
+class _Block:
+    """A time in which the event loop stood still within a call of the environment."""
+
+    seconds: float
+    call: str
+    where: str
+    looks: int = 1
+
+
+class _Watched:
+    """A thread that runs checks, and what its watcher knows of it."""
+
+    def __init__(self, lab: Lab, checks: Sequence[Check], report: Report) -> None:
+        self._lab = lab
+        self._checks = checks
+        self._report = report
+        self._beat = time.monotonic()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._blocks: list[_Block] = []
+        self._current = ""
+        self._left_behind = False
+
+    def run(self) -> None:
+        """Run the checks; leave the thread behind if its loop never moves again."""
+        thread = threading.Thread(target=self._thread, name="relax-check", daemon=True)
+        thread.start()
+        while not self._done.wait(_LOOK_S):
+            if self._look(thread):
+                self._leave()
+                break
+        if self._error is not None:
+            raise self._error
+        self._tell_blocks()
+
+    # -- the watcher -------------------------------------------------------------------------
+
+    def _look(self, thread: threading.Thread) -> bool:
+        """Note whether the loop stands still; tell whether to give up."""
+        now = time.monotonic()
+        still = now - self._beat
+        running = list(self._lab.running)
+        if still < _WARN_S / 2 or not running:
+            return False
+        call, began = running[-1]
+        frame = sys._current_frames().get(thread.ident or 0)
+        last = self._blocks[-1] if self._blocks else None
+        if last is not None and last.call == call and last.seconds < still:
+            last.seconds, last.looks = still, last.looks + 1
+            last.where = last.where or place_of_frame(frame)
+        else:
+            self._blocks.append(_Block(still, call, place_of_frame(frame)))
+        return min(still, now - began) > self._lab.timeout_s + _STUCK_AFTER_S
+
+    def _leave(self) -> None:
+        self._left_behind = True
+        block = self._blocks[-1]
+        words = (
+            f"{block.call} has blocked the event loop for {block.seconds:.0f} s and never came"
+            " back; await what takes long, or write plain `def reset/step`, which run in a thread"
+        )
+        self._report.rows.append(Row("event loop", "fail", words, block.where))
+        self._skip_rest(f"{block.call} hangs")
+
+    def _tell_blocks(self) -> None:
+        if self._left_behind or all(check.name != "event loop" for check in self._checks):
+            return
+        seen = [block for block in self._blocks if block.looks > 1 and block.seconds >= _WARN_S]
+        rows: list[Row] = []
+        for call in dict.fromkeys(block.call for block in seen):
+            worst = max((b for b in seen if b.call == call), key=lambda b: b.seconds)
+            # A constructor and a module's first import take their time once, in every program.
+            once = call == "the constructor"
+            status = "fail" if worst.seconds >= _FAIL_S and not once else "warn"
+            words = f"{call} blocks the event loop for {worst.seconds:.2f} s"
+            hint = "all episodes of a process wait meanwhile; await what takes long, or write"
+            hint += " plain `def` functions, which run in a thread"
+            if once:
+                hint = "what takes long belongs into reset()"
+            rows.append(Row("event loop", status, f"{words}: {hint}", worst.where))
+        for index, row in enumerate(self._report.rows):
+            if row.check == "event loop" and rows:
+                self._report.rows[index : index + 1] = rows
+                return
+
+    # -- the watched thread ------------------------------------------------------------------
+
+    def _thread(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    async def _main(self) -> None:
+        heart = asyncio.create_task(self._heart())
+        try:
+            for check in self._checks:
+                if self._left_behind or not await self._one(check):
+                    break
+            await self._lab.finish()
+        finally:
+            heart.cancel()
+
+    async def _heart(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(_BEAT_S)
+
+    async def _one(self, check: Check) -> bool:
+        """Run one check; tell whether to go on."""
+        self._current = check.name
+        findings = Findings(check.name, check.fine)
+        goes_on = True
+        try:
+            await check.function(self._lab, findings)
+        except CallFailed as failed:
+            findings.fail(f"{failed}; {_advice(failed)}", failed.where)
+            goes_on = failed.call != "the constructor"
+        except BrokenForm:
+            findings.skip("what reset() or step() returns cannot be used, see above")
+        except Hung as hung:
+            words = f"{hung}; give what it waits for a time limit"
+            findings.fail(words, hung.where)
+            goes_on = False
+        except Exception as error:
+            where = place_of_error(error)
+            findings.fail(f"the check itself failed: {type(error).__name__}: {error}", where)
+        if not self._left_behind:
+            self._report.rows += findings.rows()
+            if not goes_on:
+                self._skip_rest(findings.rows()[-1].message.partition(";")[0])
+        return goes_on
+
+    def _skip_rest(self, reason: str) -> None:
+        done = {row.check for row in self._report.rows}
+        for check in self._checks:
+            if check.name not in done:
+                self._report.rows.append(Row(check.name, "skip", reason))
+
+
+def _advice(failed: CallFailed) -> str:
+    if failed.call == "the constructor":
+        return "no environment could be made"
+    if failed.call == "reset()":
+        return "every reset(seed=…, options=None) must begin an episode"
+    return "what a model says must never raise: answer it with a message that says what was wrong"
+
+
+@contextlib.contextmanager
+def quiet() -> Any:
+    """Keep an author's warnings out of the way of a check that provokes them."""
+    import logging
+
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
