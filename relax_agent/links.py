@@ -375,7 +375,10 @@ class LinkedProcess:
     @property
     def alive(self) -> bool:
         """Whether requests can be answered: it has not ended and nobody has killed or closed it."""
-        return self._reason is None and not self._child.ended.done()
+        if self._reason is not None or self._child.ended.done() or self._socket.fileno() < 0:
+            return False
+        # An idle child says nothing. What can be read is its end, before its thread tells of it.
+        return bool(self._pending) or not _readable(self._socket)
 
     def tail(self, count: int = 20) -> list[str]:
         """Return the last lines of its output that are not blank."""
