@@ -46,6 +46,17 @@ def test_it_is_played_as_the_page_says(shop):
     assert last.startswith("1.0 True {'success': 1.0, ")
 
 
+def test_policies_play_it_as_the_page_says(shop):
+    (shop / "policies.py").write_text(BLOCKS[3][1])
+    done = subprocess.run(
+        [sys.executable, "policies.py"], cwd=shop, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first == "completed 1.0 2"
+    assert sorted(line.split()[0] for line in others) == ["2-apple", "2-fig", "3-pear"]
+
+
 def test_the_commands_do_what_the_page_says(shop):
     commands = [line[2:].split()[1:] for line in BLOCKS[1][1].splitlines() if line[:2] == "$ "]
     shown, called = (relax_agent(shop, *command) for command in commands)
