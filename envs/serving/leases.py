@@ -161,6 +161,11 @@ class Leases:
         """Slots in use."""
         return len(self._taken)
 
+    @property
+    def running(self) -> int:
+        """Episodes that run."""
+        return sum(lease.running for lease in self._taken)
+
     def take(self) -> Lease:
         """Take a slot, or raise NoSlot."""
         if self.draining:
@@ -208,7 +213,7 @@ class Leases:
         self.draining = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
-        while any(lease.running for lease in self._taken):
+        while self.running:
             left = deadline - loop.time()
             if left <= 0:
                 return

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from relax_agent.tools.serving import (
     write_port,
 )
 from relax_agent.tools.web import json_response, protect
+
+logger = logging.getLogger(__name__)
 
 _PING_S = 20.0
 """Keeps a quiet connection alive through proxies. Nobody is cut off for a late answer: a client
@@ -140,6 +143,13 @@ class _EnvServer(Server):
             super().stop()
 
     async def _drain(self) -> None:
+        running = self._leases.running
+        if running and self._drain_s > 0:
+            logger.warning(
+                "told to stop: %d running episodes get %g s; told again, it stops at once",
+                running,
+                self._drain_s,
+            )
         await self._leases.drain(self._drain_s)
         if not self.should_exit:
             super().stop()

@@ -35,6 +35,7 @@ from relax_agent.envs.serving.protocol import (
     WireMessage,
     WireRewrite,
     WireTranscript,
+    WireUsage,
 )
 from relax_agent.envs.transcript import Transcript
 from relax_agent.errors import EnvError
@@ -210,9 +211,14 @@ def message_from_wire(data: WireMessage, blobs: Sequence[bytes]) -> Message:
         tool_call_id=data.get("tool_call_id"),
         reasoning=data.get("reasoning"),
         tool_calls=tuple([call_from_wire(call) for call in data.get("tool_calls", ())]),
-        usage=Usage(**usage) if usage else _NO_USAGE,
+        usage=_NO_USAGE if usage is None else _usage(usage),
         finish_reason=data.get("finish_reason", "stop"),
     )
+
+
+def _usage(data: WireUsage) -> Usage:
+    left = data.get("tokens_left")
+    return Usage(data.get("prompt_tokens", 0), data.get("completion_tokens", 0), left)
 
 
 def _content_from_wire(

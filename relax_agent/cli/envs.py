@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from relax_agent.cli.env_server import serve
 from relax_agent.envs import Env, make, pprint_registry
 from relax_agent.messages import Message, Rewrite
 
 app = typer.Typer(help="Environments: list and show them.", no_args_is_help=True)
+app.command()(serve)
 
 
 @app.command("list")
