@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
-from relax_agent.envs.task_prompts import Draft, MediaRef, fill, finish, parse_prompt
+from relax_agent.envs.task_prompts import Draft, MediaRef, fill, finish, is_missing, parse_prompt
 from relax_agent.envs.tasks import Task
 from relax_agent.errors import ConfigError
 from relax_agent.media.kinds import KINDS, Kind
@@ -118,8 +118,8 @@ class Mapper:
         if self._answer is None and "answer" not in row:
             return None
         answer = find(row, "answer" if self._answer is None else self._answer)
-        if isinstance(answer, float) and answer != answer:
-            raise ConfigError("the answer is NaN", hint="null says that there is none")
+        if answer is not None and is_missing(answer):
+            raise ConfigError(f"the answer is {answer!r}", hint="null says that there is none")
         return answer
 
     def _rest(self, row: Row) -> dict[str, Any]:
@@ -199,9 +199,7 @@ def find(row: Row, column: Column) -> Any:
 def _items(row: Row, name: str) -> Sequence[Any]:
     """Return the media of one column: none, one or several."""
     value = find(row, name)
-    if value is None or (isinstance(value, float) and value != value):
-        return ()
-    if isinstance(value, str) and not value:
+    if is_missing(value) or (isinstance(value, str) and not value):
         return ()
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":  # how pandas keeps lists
         value = value.tolist()

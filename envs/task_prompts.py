@@ -120,8 +120,15 @@ def parse_prompt(value: Any, *, base: Path | None, marked: Sequence[Kind] = ()) 
     return drafts
 
 
+def is_missing(value: Any) -> bool:
+    """Whether it stands for nothing; pandas makes NaN, NA or NaT of what is missing."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value
+
+
 def _described(value: Any) -> str:
-    if value is None or value != value:  # NaN is what pandas makes of a missing text
+    if is_missing(value):
         return "missing"
     if isinstance(value, (list, tuple)):
         return "an empty list"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from relax_agent.envs.task_columns import Row
 
 _BATCH_ROWS = 64
+_PACKED = (b"\x1f\x8b", b"BZ", b"\x28\xb5")
+"""How gzip, bzip2 and zstd files begin."""
 
 
 class Table(ABC):
@@ -149,7 +151,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 except UnicodeDecodeError as error:
                     raise ConfigError(
                         f"{path}, line {number} is not UTF-8: {error.reason}",
-                        hint="save the file as UTF-8",
+                        hint="unpack it first" if raw[:2] in _PACKED else "save it as UTF-8",
                     ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -197,6 +199,9 @@ def read_csv(path: Path) -> Table:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter=delimiter, strict=True)
+            names = reader.fieldnames or []
+            if len(names) > len(set(names)):
+                raise ConfigError(f"{path}: two columns have the same name", hint=", ".join(names))
             for row in reader:
                 _check_fields(row, path, reader.line_num)
                 rows.append(row)

@@ -122,6 +122,11 @@ class TaskSet:
     def _add(self, tasks: Iterable[Task | LazyTask]) -> tuple[str, ...]:
         ids = []
         for task in tasks:
+            if not isinstance(getattr(task, "id", None), str):
+                raise ConfigError(
+                    f"{type(task).__name__} is no task, or its id is no text",
+                    hint="Task('an-id', …); TaskSet.from_generator takes rows that are dicts",
+                )
             if task.id in self._tasks:
                 places = [getattr(self._tasks[task.id], "where", ""), getattr(task, "where", "")]
                 told = f": {places[0]} and {places[1]}" if all(places) else ""
@@ -295,7 +300,7 @@ class TaskSet:
     @property
     def ids_only(self) -> bool:
         """Whether this set knows ids only, see :meth:`of_ids`."""
-        return any(task is None for task in self._tasks.values())
+        return next(iter(self._tasks.values()), self) is None
 
     def __len__(self) -> int:
         return len(self._tasks)

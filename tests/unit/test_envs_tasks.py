@@ -271,3 +271,9 @@ def test_the_system_prompts_of_an_environment_and_of_its_task_are_one_message():
     assert opening("a") == [("system", "Use the tools.\n\nBe brief."), ("user", "2+2?")]
     assert opening("b") == [("system", "Use the tools."), ("user", "3+3?")]
     assert opening("a") == opening("a")
+
+
+@pytest.mark.parametrize("wrong", [[{"prompt": "a"}], ["a"], [Task(7, "a")], "abc", [None]])
+def test_what_is_no_task_is_told(wrong):
+    with pytest.raises(ConfigError, match=r"is no task, or its id is no text → .*from_generator"):
+        TaskSet(wrong)

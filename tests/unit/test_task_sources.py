@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import csv
+import gzip
 import json
 import pickle
 import re
@@ -190,7 +191,7 @@ def test_a_nan_answer_is_told_and_a_nan_beside_it_is_not(tmp_path):
     tasks = from_jsonl(tmp_path, [{"prompt": "a", "answer": None, "score": float("nan")}])
     assert tasks["train-1"].answer is None
     assert tasks.fingerprint() == tasks.fingerprint()
-    with pytest.raises(ConfigError, match="line 1: the answer is NaN"):
+    with pytest.raises(ConfigError, match="line 1: the answer is nan"):
         from_jsonl(tmp_path, [{"prompt": "a", "answer": float("nan")}])
 
 
@@ -561,10 +562,12 @@ def test_splits_by_file_and_of_several_files(tmp_path):
         (b'[\n{"prompt": "a"}]', r"line 1 is not JSON.*from_generator\(json.load"),
         (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2 is not UTF-8"),
         ('{"prompt": "a"}'.encode("utf-16"), "line 1 is not UTF-8"),
+        (gzip.compress(b'{"prompt": "a"}'), "line 1 is not UTF-8.*unpack it first"),
         (b"[" * 100_000, "line 1 is not JSON"),
         (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
         (b"PAR1", "line 1 is not JSON"),
     ],
+    ids=range(11),
 )
 def test_a_bad_jsonl_file_is_told_with_its_line(tmp_path, content, words):
     (tmp_path / "t.jsonl").write_bytes(content)
@@ -620,6 +623,7 @@ def test_bad_csv_is_told_with_its_line(tmp_path):
         ("prompt,answer\na,1,2\n", "line 2 has more fields"),
         ('prompt,answer\n"a,1\n', "after line 1: unexpected end"),
         ("prompt,answer\n", "is empty"),
+        ("prompt,prompt\na,b\n", "two columns have the same name"),
     ]:
         path.write_text(content)
         with pytest.raises(ConfigError, match=words):
@@ -667,6 +671,15 @@ def test_parquet_with_nested_columns_and_the_index_of_pandas(tmp_path):
     )
     records = TaskSet.from_generator(pd.read_parquet(tmp_path / "t.parquet").to_dict("records"))
     assert records["train-2"].prompt == "b"
+    for nothing in (pd.NA, pd.NaT, float("nan")):
+        with pytest.raises(ConfigError, match="row 1: the prompt is missing"):
+            TaskSet.from_generator([{"prompt": nothing}])
+        with pytest.raises(ConfigError, match="row 1: the answer is"):
+            TaskSet.from_generator([{"prompt": "a", "answer": nothing}])
+        assert (
+            TaskSet.from_generator([{"prompt": "a", "i": nothing}], images="i")["train-1"].data
+            == {}
+        )
 
 
 def test_datasets_with_splits(tmp_path):
