@@ -55,7 +55,7 @@ def decode_audio(
     mime = require_mime(part.data, "audio")
     deadline = Deadline(timeout_s, "decoding a sound")
     read = _read_soundfile if mime in _SOUNDFILE else _read_av
-    samples, rate = read(part, max_seconds, deadline)
+    samples, rate = read(part.data, mime, max_seconds, deadline)
     _check(samples)
     return _resample(samples, rate, wanted)
 
@@ -87,7 +87,9 @@ def _join(blocks: Iterator[Samples], rate: int, max_seconds: float, deadline: De
     return np.ascontiguousarray(np.concatenate(found, axis=1))
 
 
-def _read_soundfile(part: Audio, max_seconds: float, deadline: Deadline) -> tuple[Samples, int]:
+def _read_soundfile(
+    data: bytes, mime: str, max_seconds: float, deadline: Deadline
+) -> tuple[Samples, int]:
     try:
         import soundfile
     except ImportError:
@@ -98,12 +100,12 @@ def _read_soundfile(part: Audio, max_seconds: float, deadline: Deadline) -> tupl
             yield block.T
 
     try:
-        with soundfile.SoundFile(io.BytesIO(part.data)) as file:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_channels(file.channels)
             rate = require_rate(file.samplerate)
             return _join(blocks(file), rate, max_seconds, deadline), rate
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError) as error:
-        raise MediaError(f"a damaged sound ({part.mime}): {reason(error)}") from error
+        raise MediaError(f"a damaged sound ({mime}): {reason(error)}") from error
 
 
 def _check_channels(channels: int) -> None:
@@ -111,24 +113,24 @@ def _check_channels(channels: int) -> None:
         raise MediaError(f"a sound with {channels} channels")
 
 
-def _read_av(part: Audio, max_seconds: float, deadline: Deadline) -> tuple[Samples, int]:
+def _read_av(data: bytes, mime: str, max_seconds: float, deadline: Deadline) -> tuple[Samples, int]:
     try:
         import av
     except ImportError:
         raise MissingExtraError("av", "media") from None
     try:
-        with av.open(io.BytesIO(part.data)) as container:
+        with av.open(io.BytesIO(data)) as container:
             if not container.streams.audio:
-                raise MediaError(f"a file without sound ({part.mime})")
+                raise MediaError(f"a file without sound ({mime})")
             stream = container.streams.audio[0]
             if stream.codec_context is None:
-                raise MediaError(f"a sound ({part.mime}) in a format that is not known")
+                raise MediaError(f"a sound ({mime}) in a format that is not known")
             _check_channels(stream.channels)
             rate = require_rate(stream.rate)
             blocks = _av_blocks(container, stream, rate)
             return _join(blocks, rate, max_seconds, deadline), rate
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise MediaError(f"a damaged sound ({part.mime}): {reason(error)}") from error
+        raise MediaError(f"a damaged sound ({mime}): {reason(error)}") from error
 
 
 def _av_blocks(container: Any, stream: Any, rate: int) -> Iterator[Samples]:

@@ -33,7 +33,7 @@ def decode_image(part: Image, *, max_pixels: int = MAX_PIXELS) -> PIL.Image.Imag
         import PIL.ImageOps
     except ImportError:
         raise MissingExtraError("Pillow", "media") from None
-    require_mime(part.data, "image")
+    mime = require_mime(part.data, "image")
     try:
         with warnings.catch_warnings():  # the limit here is the caller's, not Pillow's
             warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
@@ -47,10 +47,10 @@ def decode_image(part: Image, *, max_pixels: int = MAX_PIXELS) -> PIL.Image.Imag
         raise MediaError(f"a picture of too many pixels: {error}") from None
     except PIL.UnidentifiedImageError:
         raise MediaError(
-            f"a picture ({part.mime}) that cannot be read", hint=f"read are {', '.join(_FORMATS)}"
+            f"a picture ({mime}) that cannot be read", hint=f"read are {', '.join(_FORMATS)}"
         ) from None
     except Exception as error:  # damaged files raise whatever a decoder stumbles over
-        raise MediaError(f"a damaged picture ({part.mime}): {reason(error)}") from error
+        raise MediaError(f"a damaged picture ({mime}): {reason(error)}") from error
 
 
 def _check_pixels(width: int, height: int, limit: int) -> None:

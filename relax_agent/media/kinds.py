@@ -128,7 +128,7 @@ def _looks_like(head: bytes) -> str:
 
 def reason(error: BaseException) -> str:
     """Return what a library says is wrong, without the numbers of its errors."""
-    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    words = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
     return " ".join(words.split()) or type(error).__name__
 
 

@@ -6,6 +6,7 @@ Most of it is T80: files with one frame, with odd rates, cut off, damaged or not
 import functools
 import io
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -346,6 +347,14 @@ def test_a_broken_sound_is_a_typed_error(data, words):
     with pytest.raises(MediaError, match=words) as told:
         decode_audio(Audio(data))
     assert "\n" not in str(told.value)
+
+
+def test_an_error_names_the_true_type_and_no_address():
+    with pytest.raises(MediaError) as told:
+        decode_audio(Audio(b"fLaC" + bytes(100)))
+    assert re.fullmatch(r"a damaged sound \(audio/flac\): [\w ,.'-]+", str(told.value))
+    with pytest.raises(MediaError, match=r"\(image/jpeg\)"):
+        decode_image(Image(b"\xff\xd8\xff\xe0" + bytes(50)))
 
 
 def test_a_sound_that_was_cut_off_gives_what_there_is():
