@@ -200,6 +200,7 @@ class Wrapper(Env):
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     _own_tools: AnyToolset | None = None
     _own_tasks: TaskSet | None = None
+    _own_spec: EnvSpec | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the constructor's arguments."""
@@ -236,11 +237,17 @@ class Wrapper(Env):
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]
         """The inner environment's spec with this wrapper added; None if there is none."""
+        if self._own_spec is not None:
+            return self._own_spec
         inner = self.env.spec
         own = None if inner is None else self.wrapper_spec()
         if inner is None or own is None:
             return inner
         return replace(inner, wrappers=(*inner.wrappers, own))
+
+    @spec.setter
+    def spec(self, value: EnvSpec | None) -> None:
+        self._own_spec = value  # an entry point that is a function built this wrapper as well
 
     @property
     def rng(self) -> random.Random:

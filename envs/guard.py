@@ -19,7 +19,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from relax_agent.envs.core import Env, Info, StepResult, Wrapper
-from relax_agent.errors import EnvBusy, EnvError, InvalidAction, RelaxError, ResetNeeded
+from relax_agent.errors import EnvBusy, EnvError, InvalidAction, RelaxError, ResetNeeded, one_line
 from relax_agent.messages import AssistantMessage, Message, Observation, Rewrite
 
 if TYPE_CHECKING:
@@ -166,12 +166,9 @@ class Guard(Wrapper):
 
     def _blame(self, call: str, error: BaseException) -> None:
         """Raise an EnvError that names the call in the place of what an author's code raised."""
-        if isinstance(error, SystemExit):
-            words = f"{self.label}: {call}() called sys.exit({error.code!r})"
-            raise EnvError(words) from error
-        if isinstance(error, Exception) and not isinstance(error, RelaxError):
-            words = f"{self.label}: {call}() raised {type(error).__name__}: {error}"
-            raise EnvError(words) from error
+        ours = isinstance(error, RelaxError)
+        if isinstance(error, (Exception, SystemExit)) and not ours:
+            raise EnvError(f"{self.label}: {call}() raised {one_line(error)}") from error
 
     def _settled(self, result: Any) -> StepResult:
         """Check a result that is not of the plainest form, and bring it into that form."""

@@ -30,7 +30,14 @@ from typing import Any, TypeAlias
 from relax_agent.envs.core import Env, Info, SyncEnv
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.policies import Policy
-from relax_agent.errors import ConfigError, EpisodeError, PolicyError, PromptTooLong, ToolError
+from relax_agent.errors import (
+    ConfigError,
+    EpisodeError,
+    PolicyError,
+    PromptTooLong,
+    ToolError,
+    one_line,
+)
 from relax_agent.limits import GRACE_S, Overrun, TimeBudget, Watch, bounded, stop
 from relax_agent.messages import (
     AssistantMessage,
@@ -234,7 +241,7 @@ class _Player:
     async def _cancel(self, episode: asyncio.Task[None], error: BaseException) -> None:
         """End the record as cancelled, and the episode's task with it."""
         if self._record.status is EpisodeStatus.RUNNING:  # else it ended in the same moment
-            self._finish(EpisodeStatus.CANCELLED, _words(error))
+            self._finish(EpisodeStatus.CANCELLED, one_line(error))
         await stop(episode)
 
     def _leave(self, episode: asyncio.Task[None]) -> None:
@@ -251,7 +258,7 @@ class _Player:
         except Overrun:
             self._record.detail += f"; it did not close within {GRACE_S:g} s"
         except Exception as error:
-            self._record.detail += f"; its close() failed: {_words(error)}"
+            self._record.detail += f"; its close() failed: {one_line(error)}"
 
     def _finish(self, status: EpisodeStatus, detail: str) -> None:
         self._left_behind = True
@@ -297,12 +304,13 @@ class _Player:
                 raise
             tool = isinstance(error, ToolError)
             status = EpisodeStatus.TOOL_FAILURE if tool else EpisodeStatus.ENV_FAILURE
-            raise _Ended(status, f"{name}: {_words(error)}") from error
+            raise _Ended(status, f"{name}: {one_line(error)}") from error
 
     async def _ask(self, info: Info) -> AssistantMessage:
         """Ask whose turn it is for a message; whatever goes wrong is the policy's failure."""
+        schemas = self._current_schemas()
         try:
-            said: Any = self._policy_for(info).act(list(self._view), self._current_schemas())
+            said: Any = self._policy_for(info).act(list(self._view), schemas)
             if type(said) is not AssistantMessage and inspect.isawaitable(said):
                 said = await self._limited("policy", said, self._limits.policy_timeout_s)
             if not isinstance(said, AssistantMessage):
@@ -315,7 +323,7 @@ class _Player:
         except (Exception, SystemExit) as error:
             if isinstance(error, _Ended):
                 raise
-            raise _Ended(EpisodeStatus.ENGINE_FAILURE, f"policy: {_words(error)}") from error
+            raise _Ended(EpisodeStatus.ENGINE_FAILURE, f"policy: {one_line(error)}") from error
         return said
 
     def _policy_for(self, info: Info) -> Policy:
@@ -329,9 +337,13 @@ class _Player:
         return found
 
     def _current_schemas(self) -> list[dict[str, Any]]:
-        tools = self._env.tools
-        if tools is not self._tools:
-            self._tools, self._schemas = tools, tools.schemas()
+        try:
+            tools = self._env.tools
+            if tools is not self._tools:
+                self._tools, self._schemas = tools, tools.schemas()
+        except Exception as error:
+            words = f"its tools cannot be told: {one_line(error)}"
+            raise _Ended(EpisodeStatus.ENV_FAILURE, words) from error
         return self._schemas
 
     async def _limited(self, name: str, call: Awaitable[Any], seconds: float) -> Any:
@@ -431,10 +443,3 @@ def _truncated(info: Info) -> _Ended:
     stated = _REASONS.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
     detail = info.get("detail")
     return _Ended(stated, str(detail) if detail else "the environment truncated the episode")
-
-
-def _words(error: BaseException) -> str:
-    """Say what happened in one line."""
-    if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r}) was called"
-    return " ".join(f"{type(error).__name__}: {error}".split())

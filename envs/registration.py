@@ -37,7 +37,7 @@ from relax_agent.envs.specs import (
     require_full_id,
 )
 from relax_agent.envs.threaded import START_TIMEOUT_S, ThreadedEnv
-from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv
+from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv, one_line
 from relax_agent.importing import import_named
 from relax_agent.threads import THREADS
 
@@ -143,6 +143,7 @@ def spec(env_id: str) -> EnvSpec:
 
 def make(
     env: str | EnvSpec,
+    /,
     *,
     isolation: Isolation | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -163,6 +164,7 @@ def make(
 
 async def make_async(
     env: str | EnvSpec,
+    /,
     *,
     isolation: Isolation | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -274,7 +276,7 @@ def _blamed(what: str) -> Iterator[None]:
     except RelaxError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{what} raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{what} raised {one_line(error)}") from error
 
 
 def _construct(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from relax_agent.envs.core import Env, Info
-from relax_agent.errors import ConfigError, MissingExtraError, ToolError
+from relax_agent.errors import ConfigError, MissingExtraError, ToolError, one_line
 from relax_agent.limits import GRACE_S, Overrun, all_bounded
 from relax_agent.status import EpisodeStatus
 
@@ -33,7 +33,7 @@ class SlotFailed(Exception):
             return cls(EpisodeStatus.ENV_FAILURE, f"{call}: no answer within {seconds:g} s")
         tool = isinstance(error, ToolError)
         status = EpisodeStatus.TOOL_FAILURE if tool else EpisodeStatus.ENV_FAILURE
-        return cls(status, f"{call}: " + " ".join(f"{type(error).__name__}: {error}".split()))
+        return cls(status, f"{call}: {one_line(error)}")
 
     def info(self) -> Info:
         """Return it as an info tells it."""

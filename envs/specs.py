@@ -164,5 +164,18 @@ def _require_plain(owner: str, key: str, value: Any) -> None:
         )
     try:
         json.dumps(value)
+        _require_text_keys(value)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{owner}: argument {key!r} is not plain data: {error}") from error
+
+
+def _require_text_keys(value: Any) -> None:
+    """Raise TypeError for keys that JSON would turn into text without a word."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not text")
+            _require_text_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _require_text_keys(item)

@@ -29,7 +29,7 @@ from relax_agent.envs.registration import make_async, planned
 from relax_agent.envs.slots import Slot, SlotFailed, Slots
 from relax_agent.envs.specs import EnvSpec, Isolation
 from relax_agent.envs.threaded import START_TIMEOUT_S
-from relax_agent.errors import ConfigError, EnvBusy, EnvError, InvalidAction, ResetNeeded
+from relax_agent.errors import ConfigError, EnvBusy, EnvError, InvalidAction, ResetNeeded, one_line
 from relax_agent.limits import all_bounded
 from relax_agent.messages import AssistantMessage, Observation
 from relax_agent.status import EpisodeStatus
@@ -297,8 +297,7 @@ class VectorEnv:
         try:
             policy = make_policy()
         except Exception as error:
-            words = f"policy: {type(error).__name__}: {error}"
-            record.finish(EpisodeStatus.ENGINE_FAILURE, words)
+            record.finish(EpisodeStatus.ENGINE_FAILURE, f"policy: {one_line(error)}")
             return record
         try:
             await play(slot.env, policy, task=job.task, seed=job.seed, limits=limits, record=record)

@@ -251,3 +251,15 @@ class Interrupted(RelaxError):
     def __init__(self, message: str, *, signum: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.exit_code = 128 + signum
+
+
+def one_line(error: BaseException, limit: int = 500) -> str:
+    """Tell an exception in one line: the one inside a group of one, and one that cannot be told."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "(no message)"
+    told = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return told if len(told) <= limit else f"{told[: limit - 1]}…"

@@ -257,7 +257,7 @@ def test_what_an_environment_raises_names_environment_and_call(base, call, error
         if call != "reset":
             await env.reset()
         act = {"reset": env.reset, "step": lambda: env.step(assistant("go")), "close": env.close}
-        with pytest.raises(EnvError, match=rf"^test/Any-v0: {call}\(\) (raised|called)") as caught:
+        with pytest.raises(EnvError, match=rf"^test/Any-v0: {call}\(\) raised ") as caught:
             await act[call]()
         assert caught.value.__cause__ is not caught.value
         with pytest.raises(ResetNeeded):

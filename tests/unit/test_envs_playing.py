@@ -305,6 +305,22 @@ async def tool_boom(*_):
     raise ToolError("no such tool server")
 
 
+async def boom_in_a_group(*_):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(boom())
+
+
+class Untold(Exception):
+    """Cannot be told."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+async def untold(*_):
+    raise Untold
+
+
 async def exits(*_):
     raise SystemExit(0)
 
@@ -327,8 +343,10 @@ async def odd_metrics(*_):
 
 FAILURES = [
     (boom, EpisodeStatus.ENV_FAILURE, "ValueError: boom boom"),
+    (boom_in_a_group, EpisodeStatus.ENV_FAILURE, "ValueError: boom boom"),
+    (untold, EpisodeStatus.ENV_FAILURE, "Untold: (no message)"),
     (tool_boom, EpisodeStatus.TOOL_FAILURE, "no such tool server"),
-    (exits, EpisodeStatus.ENV_FAILURE, "sys.exit(0)"),
+    (exits, EpisodeStatus.ENV_FAILURE, "SystemExit: 0"),
     (cancels_itself, EpisodeStatus.ENV_FAILURE, "cancelled from inside"),
     (wrong_tuple, EpisodeStatus.ENV_FAILURE, "must return"),
 ]
@@ -366,6 +384,17 @@ def test_a_failing_step_is_a_status_and_the_conversation_stays(fail, status, wor
     assert env.closed == 0
 
 
+def test_tools_that_cannot_be_told_are_the_environments_failure():
+    class Odd(Talk):
+        @property
+        def tools(self):
+            raise LookupError("which tools")
+
+    record = played(Odd())
+    assert record.status is EpisodeStatus.ENV_FAILURE
+    assert record.detail == "its tools cannot be told: LookupError: which tools"
+
+
 def test_an_environment_is_usable_again_after_it_failed():
     async def step(number):
         raise ValueError
@@ -389,7 +418,7 @@ async def late_answer():
         (lambda m, t: None, "said a NoneType"),
         (lambda m, t: user("x"), "said a Message"),
         (lambda m, t: boom(), "policy: ValueError: boom boom"),
-        (lambda m, t: exits(), "sys.exit(0)"),
+        (lambda m, t: exits(), "SystemExit: 0"),
         (lambda m, t: cancels_itself(), "cancelled from inside"),
         (lambda m: late_answer(), "TypeError"),
     ],

@@ -337,6 +337,31 @@ def test_what_a_wrapper_cannot_take_elsewhere_is_named(wrap, words):
         env.spec.to_json()
 
 
+@pytest.mark.parametrize("value", [{1: "a"}, [{"a": {None: 1}}], ({2: 3},), object(), {"a"}, b"x"])
+def test_what_json_would_change_without_a_word_is_named(value):
+    with pytest.raises(ConfigError, match="argument 'word' is not plain data"):
+        EnvSpec("test/Echo-v0", Echo, {"word": value}).to_json()
+
+
+def test_plain_data_is_whatever_json_has():
+    plain = {"a": [1, 2.5, None, True, "x", {"b": []}], "c": (1, 2)}
+    again = EnvSpec.from_json(EnvSpec("test/Echo-v0", Echo, {"word": plain}).to_json())
+    assert again.kwargs["word"] == {**plain, "c": [1, 2]}
+
+
+def build_wrapped(word="hi"):
+    """An entry point that is a function and wraps what it builds."""
+    return TimeLimit(Echo(word), max_turns=1)
+
+
+def test_an_entry_point_may_be_a_function_that_wraps():
+    env = make(EnvSpec("test/Wrapped-v0", build_wrapped, {"word": "x"}))
+    assert env.spec.wrappers == ()
+    again = make(EnvSpec.from_json(Limited(env, 2).spec.to_json()))
+    assert [type(each) for each in chain(again)] == [Limited, TimeLimit, Echo]
+    assert asyncio.run(first_word(again)) == "x"
+
+
 def test_a_wrapper_can_be_copied():
     wrapper = copy.copy(Limited(Echo(), 3))
     assert (wrapper.limit, type(wrapper.env)) == (3, Echo)
