@@ -70,6 +70,10 @@ register("relax/TextGame-v0", "relax_agent.envs.catalog.text_game:TextGameEnv")
 register("relax/SQL-v0", "relax_agent.envs.catalog.sql:SqlEnv")
 register("relax/ShopOrder-v0", "relax_agent.envs.catalog.shop_order:ShopOrderEnv")
 register("relax/Debate-v0", "relax_agent.envs.catalog.debate:DebateEnv")
+register(
+    "relax/PythonInterpreter-v0",
+    "relax_agent.envs.catalog.python_interpreter:PythonInterpreterEnv",
+)
 register("relax/Gymnasium-v0", "relax_agent.envs.adapters.gymnasium:GymnasiumEnv")
 register("relax/SkyRLGym-v0", "relax_agent.envs.adapters.skyrl_gym:SkyRLGymEnv")
 register("relax/OpenEnv-v0", "relax_agent.envs.adapters.openenv:OpenEnvEnv")

@@ -24,6 +24,7 @@ EXAMPLES = {
     "relax/SQL-v0": ("eval-00000", {}),
     "relax/ShopOrder-v0": ("eval-00001", {}),
     "relax/Debate-v0": ("eval-00000", {}),
+    "relax/PythonInterpreter-v0": ("eval-00003", {}),
 }
 """The episodes that the page shows: a task, and arguments that keep it short."""
 DEBATE_SEED = 2
