@@ -65,9 +65,10 @@ class HttpSessions:
         self._open: dict[str, _Session] = {}
 
     async def ask(self, session_id: str | None, request: Json, blobs: Blobs) -> tuple[Answer, str]:
-        """Answer one request; ``reset`` without a session begins one."""
+        """Answer one request; without a session, all but ``step`` and ``close`` begin one."""
         op = request["op"]
-        session = self._find(session_id) if session_id is not None or op != "reset" else None
+        known = session_id is not None or op in ("step", "close")
+        session = self._find(session_id) if known else None
         if session is None:
             session = _Session(self._leases.take(), self)
             self._open[session.id] = session
