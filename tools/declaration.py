@@ -248,14 +248,17 @@ class Tool(Generic[P, R]):
                 give_back()
                 raise
             return await job
+        value: Any = None
         try:
-            value: Any = self.function(**values)  # type: ignore[call-arg]
+            value = self.function(**values)  # type: ignore[call-arg]
             if not isinstance(value, Awaitable):
                 return value
             # In a task of its own: a tool that cancels its task ends itself, not its caller.
             return await asyncio.create_task(_contained(value))
         finally:
             give_back()
+            if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == "CORO_CREATED":
+                value.close()  # cancelled before it began: nobody will ever await it
 
 
 async def _contained(call: Awaitable[R]) -> R:

@@ -12,8 +12,10 @@ index is made: a call can name nothing but an id of a document, so no path ever 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
+import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -67,12 +69,14 @@ class SearchIndex:
         documents: Iterable[Document | Mapping[str, str]],
         *,
         limits: SearchLimits | None = None,
+        lazy: bool = False,
     ) -> None:
-        """Build the index.
+        """Take the documents and index them.
 
         Args:
             documents: Documents, or mappings with the keys ``id``, ``title`` and ``text``.
             limits: Sizes.
+            lazy: Leave the indexing to :meth:`build`, or to the first search.
 
         Raises:
             MissingExtraError: bm25s is not installed.
@@ -86,8 +90,13 @@ class SearchIndex:
             self._documents[document.id] = document
         if not self._documents:
             raise ConfigError("there is no document to search", hint="give at least one")
+        if not _is_installed("bm25s"):
+            raise MissingExtraError("bm25s", "envs")
         self._ids = list(self._documents)
-        self._ranking = _Ranking([f"{d.title}\n{d.text}" for d in self._documents.values()])
+        self._ranking: _Ranking | None = None
+        self._building = threading.Lock()
+        if not lazy:
+            self.build()
 
     @classmethod
     def from_folder(
@@ -127,6 +136,16 @@ class SearchIndex:
             )
         return cls(documents, limits=limits)
 
+    def build(self) -> None:
+        """Index the documents, unless that is done; may be called in any thread."""
+        self._built()
+
+    def _built(self) -> _Ranking:
+        with self._building:
+            if self._ranking is None:
+                self._ranking = _Ranking(f"{d.title}\n{d.text}" for d in self._documents.values())
+            return self._ranking
+
     def __len__(self) -> int:
         return len(self._documents)
 
@@ -139,7 +158,7 @@ class SearchIndex:
 
     def find(self, query: str, count: int = 5) -> list[Document]:
         """Return the best documents for a query, best first."""
-        order = self._ranking.best(words(query), count)
+        order = self._built().best(words(query), count)
         return [self._documents[self._ids[i]] for i in order]
 
     @tool(idempotent=True)
@@ -200,11 +219,9 @@ class SearchIndex:
 class _Ranking:
     """BM25 scores of all texts, and the best of them in an order without chance."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        try:
-            import bm25s
-        except ImportError as error:
-            raise MissingExtraError("bm25s", "envs") from error
+    def __init__(self, texts: Iterable[str]) -> None:
+        import bm25s
+
         self._scores = bm25s.BM25(auto_compile=False)
         corpus = [words(text) for text in texts]
         self._is_empty = not any(corpus)  # which bm25s cannot index
@@ -229,6 +246,13 @@ def words(text: str) -> list[str]:
     """Return the words of a text as they are compared: no case, no accents."""
     plain = unicodedata.normalize("NFKD", text).casefold()
     return _WORD.findall("".join(c for c in plain if not unicodedata.combining(c)))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # it was loaded in some odd way, or set to None
+        return False
 
 
 def _as_document(item: Document | Mapping[str, str]) -> Document:

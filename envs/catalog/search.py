@@ -46,8 +46,12 @@ class SearchEnv(ToolEnv):
         """
         within("hops", hops, 1, 6)
         within("pages", pages, 20)
-        index, tasks = _encyclopedia(hops, pages, task_seed)
-        super().__init__(tools=index.toolset(), tasks=tasks, max_turns=max_turns)
+        self.index, tasks = _encyclopedia(hops, pages, task_seed)
+        super().__init__(tools=self.index.toolset(), tasks=tasks, max_turns=max_turns)
+
+    def setup(self, task: Task) -> None:
+        """Index the pages, in a thread; the first episode of a process waits for it."""
+        self.index.build()
 
     def score(self, task: Task, transcript: Transcript) -> Score:
         """Compare the answer with the gold one, if the page that states it was read."""
@@ -75,7 +79,7 @@ def _encyclopedia(hops: int, pages: int, seed: int) -> tuple[SearchIndex, TaskSe
         name = "eval" if side is splits[True] else "train"
         prompt = f"Name {phrase}."
         side.append(Task(f"{name}-{len(side):05}", prompt, answer, {"page": ids[last]}))
-    return SearchIndex(world.pages), TaskSet(splits[False], splits[True])
+    return SearchIndex(world.pages, lazy=True), TaskSet(splits[False], splits[True])
 
 
 def _chains(world: World, hops: int) -> Iterator[tuple[str, str, str, str]]:

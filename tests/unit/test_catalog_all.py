@@ -11,6 +11,7 @@ import pytest
 
 from relax_agent.envs import EnvSpec, RandomPolicy, ScriptedPolicy, make, play
 from relax_agent.envs.catalog.shared import DrawnTasks, Expert, is_held_out
+from relax_agent.envs.checking import check_env
 from relax_agent.errors import ConfigError, EnvError, ResetNeeded
 from relax_agent.messages import Rewrite, assistant
 
@@ -242,6 +243,11 @@ def test_each_environment_is_one_short_file_that_says_what_it_is(id):
     assert docstring.startswith(f"``{id}``: ")
     for part in ("Task: ", "Tools: ", "Reward: "):
         assert f"\n\n{part}" in docstring
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_each_environment_keeps_the_contract(id):
+    check_env(id).require()
 
 
 def test_drawn_tasks_that_cannot_be_drawn_say_so():

@@ -1,6 +1,7 @@
 """Ready-made search: ranking without chance, any script, limits, and no way out of the folder."""
 
 import asyncio
+import concurrent.futures
 import json
 import os
 import sys
@@ -226,3 +227,11 @@ def test_limits_that_make_no_sense_are_refused():
 
 def test_no_result_is_asked_for():
     assert ids(index("a b"), "b", 0) == [] == ids(index("a b"), "b", -3)
+
+
+def test_a_lazy_index_is_built_once_whoever_asks_first():
+    found = SearchIndex(BIRDS, lazy=True)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: ids(found, "owl"), range(20)))
+    assert results == [["owl"]] * 20
+    assert found._built() is found._built()

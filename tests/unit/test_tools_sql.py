@@ -40,6 +40,11 @@ def ask(*queries, database=None, **limits):
     return asyncio.run(main())
 
 
+def threads():
+    """Return the threads that databases live in."""
+    return {thread for thread in threading.enumerate() if thread.name == "relax-sql"}
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "a #1?x=y.sqlite"
@@ -230,26 +235,23 @@ def test_one_slow_query_delays_neither_the_loop_nor_another_database():
 
 def test_queries_of_one_message_run_one_after_the_other_in_one_thread():
     async def main():
-        database = SqlDatabase.build(fill)
+        database, before = SqlDatabase.build(fill), threads()
         results = await asyncio.gather(*(database.rows(f"SELECT {n}", 1) for n in range(30)))
-        threads = [t for t in threading.enumerate() if t.name == "relax-sql" and t.is_alive()]
+        new = threads() - before
         await database.close()
-        return [rows for _, rows in results], len(threads)
+        return [rows for _, rows in results], len(new)
 
-    rows, threads = asyncio.run(main())
+    rows, count = asyncio.run(main())
     assert rows == [[(n,)] for n in range(30)]
-    assert threads == 1
+    assert count == 1
 
 
 def test_a_closed_database_leaves_no_thread_and_opens_again():
-    def alive():
-        return [t for t in threading.enumerate() if t.name == "relax-sql"]
-
     async def main():
-        database = SqlDatabase.build(fill)
+        database, before = SqlDatabase.build(fill), threads()
         await database.close()
         await database.rows("SELECT 1", 1)
-        (thread,) = alive()
+        (thread,) = threads() - before
         await database.close()
         await database.close()
         await asyncio.to_thread(thread.join, 5)
@@ -310,3 +312,17 @@ def test_a_builder_that_fails_is_told():
 
     (result,) = ask("SELECT 1", database=SqlDatabase.build(broken))
     assert not result.ok and "incomplete input" in result.text
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_call_that_is_cancelled_before_it_begins_leaves_no_coroutine_behind():
+    async def main():
+        database = SqlDatabase.build(fill)
+        call = asyncio.ensure_future(database.toolset().call(ToolCall("schema", {}, "c")))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await database.close()
+        return call.cancelled()
+
+    assert asyncio.run(main())
