@@ -25,6 +25,7 @@ from relax_agent.envs.checking.subject import authors_class
 from relax_agent.envs.core import Env
 from relax_agent.envs.policies import Policy, RandomPolicy, ScriptedPolicy
 from relax_agent.envs.tasks import Task, TaskSet
+from relax_agent.errors import RelaxError
 from relax_agent.messages import Message, Text, ToolCall, assistant
 
 _SECRET = re.compile(
@@ -169,7 +170,7 @@ async def _search_planted(lab: Lab, tell: Findings, env: Env, planted: Planted) 
                 took |= bool(planted.needles) and bool(trace.turns)
             except CallFailed as failed:
                 found = _found(planted.needles, str(failed.error))
-                if found:
+                if found and _meant(failed.error):
                     words = f"the error that {failed.call} raises tells the answer of {found!r}"
                     tell.fail(f"{words}; say what is wrong without it", failed.where)
                 took |= failed.call == "step()" and bool(planted.needles)
@@ -181,6 +182,11 @@ async def _search_planted(lab: Lab, tell: Findings, env: Env, planted: Planted) 
         words = f"what a client is told of it holds the answer of {found!r}: look at tool schemas"
         tell.fail(f"{words} and the constructor's arguments", place_of(kind))
     return took
+
+
+def _meant(error: BaseException) -> bool:
+    """Whether the words of an error are the author's, not Python's about an odd stand-in."""
+    return isinstance(error, RelaxError) and error.__cause__ is None
 
 
 async def _play_searching(

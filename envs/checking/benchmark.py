@@ -1,4 +1,4 @@
-"""``benchmark_env``: how fast an environment steps, how long it makes others wait, what it keeps."""
+"""``benchmark_env``: how fast an environment steps, how long others wait, what it keeps."""
 
 from __future__ import annotations
 

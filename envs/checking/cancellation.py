@@ -53,12 +53,13 @@ async def _cut(lab: Lab, tell: Findings, call: str) -> None:
 async def _cut_once(lab: Lab, tell: Findings, env: Env, call: str, rounds: int) -> bool:
     """Cancel one call after some rounds of the loop; tell whether it was still running."""
     where = place_of_method(authors_class(env), call)
-    task = asyncio.ensure_future(await _begun(lab, env, call))
+    coroutine = await _begun(lab, env, call)
+    others = asyncio.all_tasks()
+    task = asyncio.ensure_future(coroutine)
     await breathe(rounds)
     if task.done():
         task.cancelled() or task.exception()
         return False
-    others = asyncio.all_tasks()
     task.cancel()
     await asyncio.wait({task}, timeout=_GRACE_S)
     if not task.done():

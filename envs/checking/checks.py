@@ -24,7 +24,7 @@ async def _loop(lab: Lab, tell: Findings) -> None:
 
 
 _LOOP_CHECK = Check("event loop", "no call blocks the event loop", _loop)
-_ALL = [
+ALL_CHECKS = [
     *FORM_CHECKS,
     *MEDIA_CHECKS,
     *TOOL_CHECKS,
@@ -65,7 +65,7 @@ def check_env(
         EnvCheckFailed: Something failed. It has a line for each failure.
         UnknownEnv: No environment is registered under this id.
     """
-    return run_checks(env, _ALL, raises=raises, timeout_s=timeout_s, seed=seed, kwargs=kwargs)
+    return run_checks(env, ALL_CHECKS, raises=raises, timeout_s=timeout_s, seed=seed, kwargs=kwargs)
 
 
 def check_seeding(env: Checkable, *, raises: bool = True, **options: Any) -> Report:

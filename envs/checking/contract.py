@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ async def _build(lab: Lab, tell: Findings) -> None:
     for name, needed in (("reset", ("seed", "options")), ("step", ())):
         method = getattr(kind, name, None)
         _check_signature(tell, kind, name, method, needed)
-    if not (inspect.getdoc(kind) or "").strip() or "__doc__" not in vars(kind):
+    if not (vars(kind).get("__doc__") or "").strip():
         words = f"{kind.__name__} has no docstring; say in one line what the task is"
         tell.warn(f"{words}: `relax-agent envs list` shows it", place_of(kind))
 
@@ -122,7 +123,7 @@ async def _objects(lab: Lab, tell: Findings) -> None:
     for number, turn in enumerate(turns):
         call = "step" if number else "reset"
         _check_kept(tell, turn, call, place_of_method(kind, call))
-    for number, (one, other) in enumerate(zip(turns, turns[1:], strict=False), 1):
+    for number, (one, other) in enumerate(itertools.pairwise(turns), 1):
         where = place_of_method(kind, "step")
         if _same_object(one.given[0], other.given[0]):
             words = f"step() number {number} returned the very list that was returned before"

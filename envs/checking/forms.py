@@ -158,7 +158,7 @@ def _metric_problems(call: str, metrics: Any) -> list[Problem]:
     return [
         Problem("info", call, f"the metric {name!r} is {value!r:.60}; metrics are finite numbers")
         for name, value in metrics.items()
-        if not isinstance(_plain(value), Real) or not math.isfinite(float(value))
+        if not isinstance(_plain(value), Real) or not _is_finite(_plain(value))
     ]
 
 
@@ -176,6 +176,13 @@ def _reward_problems(reward: Any) -> list[Problem]:
         words = f"a reward of {float(plain):g} is large; scale it, e.g. RewardScale(env, 0.01)"
         return [Problem("reward", "step", words, warning=True)]
     return []
+
+
+def _is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(float(number))
+    except OverflowError:
+        return False
 
 
 def _history_problems(

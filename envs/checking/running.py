@@ -19,13 +19,16 @@ from typing import Any, TypeAlias
 
 from relax_agent.envs.checking.lab import BrokenForm, CallFailed, Hung, Lab
 from relax_agent.envs.checking.places import place_of_error, place_of_frame
-from relax_agent.envs.checking.report import Findings, Report, Row
+from relax_agent.envs.checking.report import Findings, Report, Row, Status
 from relax_agent.envs.checking.subject import Checkable, Subject
+from relax_agent.errors import ConfigError, MissingExtraError
 
 _BEAT_S = 0.01
 _LOOK_S = 0.02
 _WARN_S = 0.2
 _FAIL_S = 0.5
+_CONSTRUCTOR_S = 2.0
+"""A constructor, with a module's first import, takes its time once in every program."""
 _STUCK_AFTER_S = 5.0
 """Beyond a call's time limit: how long a loop may stand still before it is left behind."""
 
@@ -134,13 +137,14 @@ class _Watched:
     def _tell_blocks(self) -> None:
         if self._left_behind or all(check.name != "event loop" for check in self._checks):
             return
-        seen = [block for block in self._blocks if block.looks > 1 and block.seconds >= _WARN_S]
+        seen = [
+            block for block in self._blocks if block.looks > 1 and block.seconds >= _limit(block)
+        ]
         rows: list[Row] = []
         for call in dict.fromkeys(block.call for block in seen):
             worst = max((b for b in seen if b.call == call), key=lambda b: b.seconds)
-            # A constructor and a module's first import take their time once, in every program.
             once = call == "the constructor"
-            status = "fail" if worst.seconds >= _FAIL_S and not once else "warn"
+            status: Status = "fail" if worst.seconds >= _FAIL_S and not once else "warn"
             words = f"{call} blocks the event loop for {worst.seconds:.2f} s"
             hint = "all episodes of a process wait meanwhile; await what takes long, or write"
             hint += " plain `def` functions, which run in a thread"
@@ -185,8 +189,10 @@ class _Watched:
         try:
             await check.function(self._lab, findings)
         except CallFailed as failed:
-            findings.fail(f"{failed}; {_advice(failed)}", failed.where)
             goes_on = failed.call != "the constructor"
+            if not goes_on and isinstance(failed.error, (ConfigError, MissingExtraError)):
+                raise failed.error from None  # what it was asked for is wrong, not the environment
+            findings.fail(f"{failed}; {_advice(failed)}", failed.where)
         except BrokenForm:
             findings.skip("what reset() or step() returns cannot be used, see above")
         except Hung as hung:
@@ -199,14 +205,19 @@ class _Watched:
         if not self._left_behind:
             self._report.rows += findings.rows()
             if not goes_on:
-                self._skip_rest(findings.rows()[-1].message.partition(";")[0])
+                self._skip_rest(f"after {findings.rows()[-1].message.partition(';')[0]!r}")
         return goes_on
 
     def _skip_rest(self, reason: str) -> None:
         done = {row.check for row in self._report.rows}
-        for check in self._checks:
-            if check.name not in done:
-                self._report.rows.append(Row(check.name, "skip", reason))
+        left = [check.name for check in self._checks if check.name not in done]
+        if left:
+            words = f"{reason}: {', '.join(left)}"
+            self._report.rows.append(Row("all others", "skip", words))
+
+
+def _limit(block: _Block) -> float:
+    return _CONSTRUCTOR_S if block.call == "the constructor" else _WARN_S
 
 
 def _advice(failed: CallFailed) -> str:

@@ -38,7 +38,8 @@ class Subject:
         if isinstance(env, Env) and env.spec is not None and not self._kwargs:
             env = env.spec
         if self.url:
-            self._factory, self.label = (lambda: make(env, **self._kwargs)), str(env)
+            self.label = str(env)
+            self._factory = partial(make, self.label, **self._kwargs)
         elif isinstance(env, (str, EnvSpec)):
             self._describe(find_spec(env) if isinstance(env, str) else env)
         elif isinstance(env, (Env, SyncEnv)):

@@ -232,7 +232,7 @@ class Recorder:
         Raises:
             StorageError: The disk does not take it; it is tried again with the next one.
         """
-        jobs = deque([partial(self._write_line, episode)])
+        jobs: deque[Callable[[], None]] = deque([partial(self._write_line, episode)])
         if self.html:
             jobs.extend([partial(self._write_page, episode), partial(self._write_row, episode)])
         with self._lock:
