@@ -158,8 +158,6 @@ class ToolEnv(Env):
                 return has_rubric
         return False
 
-    # -- hooks ---------------------------------------------------------------------------------
-
     def setup(self, task: Task) -> Awaitable[None] | None:
         """Give the environment its state for an episode of ``task``. By default nothing."""
         return None
@@ -188,8 +186,6 @@ class ToolEnv(Env):
             raise EnvError(
                 f"{type(self).__name__}.{name}() took over {self.hook_timeout:g} s"
             ) from None
-
-    # -- the episode ---------------------------------------------------------------------------
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -311,8 +307,6 @@ class ToolEnv(Env):
                 await self._hook("teardown")
             except Exception as error:
                 logger.warning("%s.teardown(): %s", type(self).__name__, words_of(error))
-
-    # -- what it was worth ---------------------------------------------------------------------
 
     async def _score_step(self, rubric: Rubric, info: Info) -> float:
         score = await rubric.score_step(self._task(), self.transcript)
