@@ -69,7 +69,7 @@ def find_expert(env: Env, *, noise: float = 0.0, seed: int = 0) -> Policy | None
     """Return the expert that an environment brings (its ``expert`` method), or None."""
     factory = getattr(env.unwrapped, "expert", None)
     if factory is None and env.spec is not None:  # it runs elsewhere: ask its class
-        kind = load_entry_point(env.spec)
+        kind: Any = load_entry_point(env.spec)
         own = inspect.getattr_static(kind, "expert", None)
         factory = kind.expert if isinstance(own, (staticmethod, classmethod)) else None
     return None if factory is None else factory(noise=noise, seed=seed)

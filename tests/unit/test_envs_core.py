@@ -96,7 +96,7 @@ async def rolls(env, seed, steps=2):
 
 
 def of(kind, **kwargs):
-    return make(EnvSpec("test/Any-v0", kind, kwargs))
+    return make(EnvSpec("test/Any-v0", kind), **kwargs)
 
 
 @pytest.mark.parametrize("kind", [Dice, SyncDice])
@@ -377,6 +377,21 @@ def test_the_turn_limit_truncates_but_not_an_episode_that_ended_by_itself():
     assert asyncio.run(ends(1, 2)) == [end]
 
 
+def test_closing_a_wrapper_closes_what_is_in_it():
+    env = Dice()
+    asyncio.run(TimeLimit(Wrapper(env), max_turns=1).close())
+    assert env.closed == 1
+
+
+def test_an_argument_of_the_constructor_may_be_called_env():
+    class Named(Dice):
+        def __init__(self, env) -> None:
+            super().__init__()
+            self.name = env
+
+    assert of(Named, env="x").unwrapped.name == "x"
+
+
 def test_a_wrapper_by_itself_changes_nothing():
     async def main():
         return await rolls(Wrapper(Dice()), 4), await rolls(Dice(), 4)
@@ -416,7 +431,14 @@ def test_a_wrapper_may_have_tools_of_its_own():
         def tools(self):
             return Toolset([add])
 
+    class Fewer(Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.tools, self.tasks = Toolset(), TaskSet([])
+
     env = Dice()
+    assert Guard(Fewer(More(env))).tools.names == ()
+    assert Fewer(env).tasks.ids("train") == TaskSet([]).ids("train")
     assert Guard(More(env)).tools.names == ("add",)
     assert Guard(Computed(env)).tools.names == ("add",)
     assert env.tools.names == ()
