@@ -68,9 +68,9 @@ build/peers/megatron-0.17.1/.stamp: $(VENV)/.stamp
 # The lock keeps `make -j` from building this package twice at the same time.
 build/peers/%/.stamp: $(PEER_FILES)/%.txt $(PEER_FILES)/%.no-deps.txt build/peers/base.txt
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install -q $(PIP_ARGS) --no-compile \
+	$(@D)/bin/python -m pip install -q $(PIP_ARGS) \
 	    -c constraints.txt -r build/peers/base.txt -r $<
-	@! test -s $(word 2,$^) || $(@D)/bin/python -m pip install -q $(PIP_ARGS) --no-compile \
+	@! test -s $(word 2,$^) || $(@D)/bin/python -m pip install -q $(PIP_ARGS) \
 	    --no-deps -r $(word 2,$^)
 	@flock build/peers $(@D)/bin/python -m pip install -q $(PIP_ARGS) --no-deps -e .
 	@touch $@

@@ -27,7 +27,7 @@ from relax_agent.errors import ConfigError, EnvError, MissingExtraError, Unknown
 _GLOBAL_GENERATORS = threading.RLock()
 _FIRST_EVAL_SEED = 1 << 30
 """Seeds of held-out tasks begin here, far from those of training."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 """Seconds to wait for the global generators, while another environment's call has them."""
 
 

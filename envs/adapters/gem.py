@@ -91,9 +91,9 @@ class GemEnv(SyncEnv):
     def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
         if hasattr(self.gem, "idx"):
             self.gem.idx = 0  # GEM counts resets and changes its data set after some hundred
-        if seed is not None:
-            seed %= _NUMPY_SEEDS
-            self._randomness.seed(seed)
+        # Without a seed some environments ask the system for one, and could not be repeated.
+        seed = self.rng.getrandbits(32) if seed is None else seed % _NUMPY_SEEDS
+        self._randomness.seed(seed)
         with self._randomness.swapped_in():
             return self.gem.reset(seed=seed)
 

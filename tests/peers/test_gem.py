@@ -18,7 +18,7 @@ from relax_agent.messages import assistant
 
 GUESSING = "game:GuessTheNumber-v0-easy"
 NEEDS_WORDS = ("Wordle", "Hangman", "WordSearch", "Crosswords")
-SLOW = ("Sokoban-v0-hard",)
+SLOW = ("Sokoban-v0-hard", "Sokoban-v0-random")
 """Draws rooms until one can be solved: seconds for each."""
 BROKEN = {"game:FifteenPuzzle-v0-random"}
 """Its own constructor raises in this version."""
@@ -107,12 +107,13 @@ def test_equal_seeds_interleaved_are_what_they_are_alone_and_nobody_else_notices
     assert len(mixed[0]) > 10
 
 
-def test_without_a_seed_an_environment_goes_on_with_its_own_draws():
+@pytest.mark.parametrize("name", ["game:Game2048-v0-easy", "game:Sokoban-v0-easy"])
+def test_without_a_seed_an_environment_goes_on_with_its_own_draws(name):
     async def main(env):
         await env.reset(seed=3)
         return [(await env.reset())[0] for _ in range(4)]
 
-    first, second = (asyncio.run(main(from_gem("game:Game2048-v0-easy"))) for _ in range(2))
+    first, second = (asyncio.run(main(from_gem(name))) for _ in range(2))
     assert first == second and any(each != first[0] for each in first)
 
 
