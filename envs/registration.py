@@ -146,16 +146,17 @@ def make(
     /,
     *,
     isolation: Isolation | None = None,
-    start_timeout_s: float = START_TIMEOUT_S,
+    start_timeout_s: float | None = None,
     **kwargs: Any,
 ) -> Env:
     """Build an environment from its id, its spec, or the address it is served at.
 
     Args:
-        env: ``namespace/Name-v0``, a spec, or ``ws://host:port`` of ``relax-agent envs serve``.
+        env: ``namespace/Name-v0``, a spec, or ``ws://host:port`` of ``relax-agent envs serve``
+            (``http://…`` for networks that let no WebSocket through).
         isolation: ``"process"`` runs it in a process of its own; None does what its spec says.
-        start_timeout_s: Seconds that the constructor of a plain environment, the start of a
-            process or a connection may take.
+        start_timeout_s: Seconds that the constructor of a plain environment or the start of a
+            process may take (by default 300), or a server to answer (by default 30).
         **kwargs: Arguments of the constructor, over those of the spec. For an address, those of
             the connection, e.g. ``token=…``.
     """
@@ -167,7 +168,7 @@ async def make_async(
     /,
     *,
     isolation: Isolation | None = None,
-    start_timeout_s: float = START_TIMEOUT_S,
+    start_timeout_s: float | None = None,
     **kwargs: Any,
 ) -> Env:
     """Build an environment as :func:`make` does, without blocking the event loop meanwhile.
@@ -202,30 +203,34 @@ def planned(
     env: str | EnvSpec, isolation: Isolation | None, kwargs: dict[str, Any]
 ) -> EnvSpec | None:
     """Check what ``make`` would be given; return the spec, or None for an address."""
-    _plan(env, isolation, START_TIMEOUT_S, kwargs)
+    _plan(env, isolation, None, kwargs)
     return None if _is_address(env) else _resolve(env, isolation, kwargs)
 
 
 def _is_address(env: str | EnvSpec) -> bool:
-    return isinstance(env, str) and env.startswith(("ws://", "wss://"))
+    return isinstance(env, str) and env.startswith(("ws://", "wss://", "http://", "https://"))
 
 
 def _plan(
-    env: str | EnvSpec, isolation: Isolation | None, start_timeout_s: float, kwargs: dict[str, Any]
+    env: str | EnvSpec,
+    isolation: Isolation | None,
+    start_timeout_s: float | None,
+    kwargs: dict[str, Any],
 ) -> tuple[bool, Callable[[], Env]]:
     """Return what builds the environment, and whether it may block for long."""
     if _is_address(env):
         return True, partial(_connect, str(env), isolation, start_timeout_s, kwargs)
     chosen = _resolve(env, isolation, kwargs)
+    seconds = START_TIMEOUT_S if start_timeout_s is None else start_timeout_s
     if chosen.isolation == "process":
-        return True, partial(_isolated, chosen, start_timeout_s)
+        return True, partial(_isolated, chosen, seconds)
     factory = _load(chosen.entry_point, chosen.id)
     _check_arguments(chosen.id, factory, chosen.kwargs)
-    return _is_plain(factory), partial(_here, factory, chosen, start_timeout_s)
+    return _is_plain(factory), partial(_here, factory, chosen, seconds)
 
 
 def _connect(
-    url: str, isolation: Isolation | None, start_timeout_s: float, kwargs: dict[str, Any]
+    url: str, isolation: Isolation | None, start_timeout_s: float | None, kwargs: dict[str, Any]
 ) -> Env:
     from relax_agent.envs.serving.remote import connect_env
 
@@ -233,7 +238,8 @@ def _connect(
         raise ConfigError(
             f"{url} runs elsewhere already", hint="leave isolation out, the server decides"
         )
-    kwargs = {"start_timeout_s": start_timeout_s, **kwargs}
+    if start_timeout_s is not None:
+        kwargs = {"start_timeout_s": start_timeout_s, **kwargs}
     _check_arguments(url, partial(connect_env, url), kwargs)
     return Guard(connect_env(url, **kwargs))
 

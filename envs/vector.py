@@ -35,6 +35,8 @@ from relax_agent.messages import AssistantMessage, Observation
 from relax_agent.status import EpisodeStatus
 from relax_agent.tools import AnyToolset
 
+__all__ = ["Job", "VectorEnv", "make_vec"]
+
 VectorStep: TypeAlias = tuple[list[Observation], list[float], list[bool], list[bool], list[Info]]
 Options: TypeAlias = dict[str, Any] | None
 
@@ -50,7 +52,7 @@ def make_vec(
     n: int = 1,
     *,
     step_timeout_s: float = STEP_TIMEOUT_S,
-    start_timeout_s: float = START_TIMEOUT_S,
+    start_timeout_s: float | None = None,
     autoreset: bool = False,
     isolation: Isolation | None = None,
     **kwargs: Any,
@@ -61,7 +63,7 @@ def make_vec(
         env: ``namespace/Name-v0``, a spec, or the address of a served environment.
         n: How many episodes run at once.
         step_timeout_s: Seconds for one reset or step of one slot.
-        start_timeout_s: Seconds in which one environment must be built.
+        start_timeout_s: Seconds in which one environment must be built; see :func:`make`.
         autoreset: Begin a new episode in a slot in the very step that ended the last one.
         isolation: ``"process"`` gives each slot a process of its own.
         **kwargs: Arguments of the environment's constructor.
@@ -86,7 +88,7 @@ class VectorEnv:
         n: int,
         *,
         step_timeout_s: float = STEP_TIMEOUT_S,
-        start_timeout_s: float = START_TIMEOUT_S,
+        start_timeout_s: float | None = None,
         autoreset: bool = False,
         isolation: Isolation | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -94,7 +96,7 @@ class VectorEnv:
         """Check the arguments, which :func:`make_vec` explains, and prepare empty slots."""
         if n < 1:
             raise ConfigError(f"n must be ≥ 1, not {n}")
-        if not (step_timeout_s > 0 and start_timeout_s > 0):
+        if not (step_timeout_s > 0 and (start_timeout_s is None or start_timeout_s > 0)):
             raise ConfigError("step_timeout_s and start_timeout_s must be > 0")
         arguments = dict(kwargs or {})
         self.n = n
@@ -112,7 +114,7 @@ class VectorEnv:
                 return await make_async(self.spec, start_timeout_s=start_timeout_s)
             return await make_async(env, start_timeout_s=start_timeout_s, **arguments)
 
-        self._slots = Slots(repr(self), n, build, start_timeout_s)
+        self._slots = Slots(repr(self), n, build, start_timeout_s or START_TIMEOUT_S)
 
     @property
     def envs(self) -> list[Env | None]:

@@ -421,7 +421,7 @@ def test_isolation_makes_a_process_environment_behind_a_guard(monkeypatch):
 def test_an_address_is_connected_to(monkeypatch):
     asked = []
 
-    def connect_env(url, *, token=None, start_timeout_s=300.0):
+    def connect_env(url, *, token=None, start_timeout_s=30.0):
         asked.append((url, token, start_timeout_s))
         return Echo("far")
 
@@ -433,7 +433,12 @@ def test_an_address_is_connected_to(monkeypatch):
     env = make("ws://somewhere:80/x", token="t")
     assert asyncio.run(first_word(env)) == "far"
     asyncio.run(make_async("wss://somewhere", start_timeout_s=5))
-    assert asked == [("ws://somewhere:80/x", "t", 300.0), ("wss://somewhere", None, 5)]
+    make("http://somewhere")
+    assert asked == [
+        ("ws://somewhere:80/x", "t", 30.0),
+        ("wss://somewhere", None, 5),
+        ("http://somewhere", None, 30.0),
+    ]
     with pytest.raises(ConfigError, match=r"ws://somewhere: .* → arguments: token"):
         make("ws://somewhere", tokn="t")
     with pytest.raises(ConfigError, match="runs elsewhere already"):
