@@ -40,7 +40,7 @@ venv: $(VENV)/.stamp typing  ## create .venv with everything that training on a 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): a few minutes, 1.5 GB"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,envs,media,dev]'
+	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,envs,media,mcp,dev]'
 	@touch $@
 
 venv-sglang: $(SGLANG_VENV)/.stamp  ## create .venv-sglang with real SGLang for a CPU
