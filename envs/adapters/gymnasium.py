@@ -19,7 +19,7 @@ Works with Gymnasium 1.0 to 1.4.
 from __future__ import annotations
 
 import contextlib
-import io
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,15 +27,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from relax_agent.envs.adapters import gymnasium_names, gymnasium_spaces
-from relax_agent.envs.adapters.common import choose, guarded, placed, require, seed_tasks, unknown
+from relax_agent.envs.adapters.common import choose, guarded, placed, seed_tasks
 from relax_agent.envs.adapters.gymnasium_codec import decode_observation, encode_action
+from relax_agent.envs.adapters.gymnasium_open import open_gymnasium, to_png
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv
 from relax_agent.envs.registration import make
-from relax_agent.errors import ConfigError, EnvError, MissingExtraError, ToolError, ToolErrorKind
-from relax_agent.importing import import_named
+from relax_agent.errors import ConfigError, ToolError, ToolErrorKind
 from relax_agent.messages import (
     AssistantMessage,
-    Image,
     Message,
     Observation,
     Part,
@@ -69,7 +68,6 @@ class _Progress:
     steps: int = 0
     invalid: int = 0
     total: float = 0.0
-    over: bool = True
 
 
 class GymnasiumEnv(SyncEnv):
@@ -115,6 +113,7 @@ class GymnasiumEnv(SyncEnv):
             max_calls: Actions of one message that are done; more are refused.
             invalid_reward: Reward of each action that is none, e.g. -0.1.
         """
+        given = dict(locals())
         if observation not in _RENDER_MODES or actions not in ("tool", "text"):
             raise ConfigError(
                 f"observation={observation!r}, actions={actions!r} is not known",
@@ -123,7 +122,7 @@ class GymnasiumEnv(SyncEnv):
         if min(max_calls, 1 if max_turns is None else max_turns) < 1:
             raise ConfigError(f"max_calls={max_calls} and max_turns={max_turns} must be ≥ 1")
         self._observation, self._by_text = observation, actions == "text"
-        self.gym = _open(env_id, dict(env_args or {}), _RENDER_MODES[observation])
+        self.gym = open_gymnasium(env_id, dict(env_args or {}), _RENDER_MODES[observation])
         self._reply, self._max_calls, self._invalid_reward = reply, max_calls, invalid_reward
         self._now = _Progress()
         spec = self.gym.spec
@@ -132,6 +131,7 @@ class GymnasiumEnv(SyncEnv):
         self.max_turns = max_turns or steps or _TURNS_WITHOUT_LIMIT
         self._agent = getattr(self.gym.unwrapped, "agent_env", None)
         if self._agent is not None:  # made by as_gymnasium: messages go through as they are
+            _require_defaults(given)
             self.tools, self.tasks = self._agent.tools, self._agent.tasks
             return
         self._names_actions(action_names, tool_name)
@@ -160,8 +160,10 @@ class GymnasiumEnv(SyncEnv):
         count = _count(space)
         if given is not None and len(given) != count:
             raise ConfigError(f"{len(given)} component_names for {count} components")
+        if given is not None and not self._observation.startswith("text"):
+            raise ConfigError(f"component_names say nothing in observation={self._observation!r}")
         self._component_names = given or gymnasium_names.component_names(self._name, count)
-        self._describe = gymnasium_names.describer(self._name, self.gym)
+        self._describe = None if given else gymnasium_names.describer(self._name, self.gym)
         if self._observation.startswith("text"):
             gymnasium_spaces.require_readable(space)
 
@@ -199,7 +201,7 @@ class GymnasiumEnv(SyncEnv):
         """
         super().reset(seed=seed)
         given = dict(options or {})
-        self._now = _Progress(over=False)
+        self._now = _Progress()
         if self._agent is not None:
             observation, info = self.gym.reset(seed=seed, options=given)
             return decode_observation(observation), dict(info)
@@ -222,7 +224,6 @@ class GymnasiumEnv(SyncEnv):
         done = _Outcome()
         for call, read in self._actions(action):
             messages.append(self._act(call, read, done))
-        now.over = done.terminated or done.truncated
         truncated = done.truncated or (not done.terminated and now.turns >= self.max_turns)
         info = self._info(done.info)
         if done.terminated or truncated:
@@ -376,65 +377,14 @@ def _count(space: Any) -> int:
     return 0
 
 
-def _open(env_id: Any, env_args: dict[str, Any], render_mode: str | None) -> Any:
-    """Make the Gymnasium environment, with errors that say what to do."""
-    gymnasium = require("gymnasium", "gymnasium", extra="envs")
-    if isinstance(env_id, gymnasium.Env):
-        if env_args:
-            raise ConfigError("env_args are for an id; this environment is made already")
-        _require_mode(env_id, env_id.render_mode, render_mode)
-        return env_id
-    if not isinstance(env_id, str):
-        raise ConfigError(f"{env_id!r} is neither an id nor a gymnasium.Env")
-    _require_registered(gymnasium, env_id)
-    if render_mode is not None:
-        env_args.setdefault("render_mode", render_mode)
-    try:
-        env = gymnasium.make(env_id, **env_args)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ConfigError(f"{env_id} needs another package: {error}") from error
-    _require_mode(env, env.render_mode, render_mode)
-    return env
-
-
-def _require_registered(gymnasium: Any, env_id: str) -> None:
-    module, _, name = env_id.rpartition(":")
-    if module:
-        import_named(module)
-    try:
-        gymnasium.spec(name)
-    except gymnasium.error.UnregisteredEnv as error:
-        raise unknown("Gymnasium environment", name, gymnasium.registry) from error
-    except gymnasium.error.Error as error:
-        raise ConfigError(f"{env_id!r} is not an id of Gymnasium", hint=str(error)) from error
-
-
-def _require_mode(env: Any, mode: str | None, wanted: str | None) -> None:
-    """Raise ConfigError if the environment does not render what shall be shown."""
-    offered = env.metadata.get("render_modes") or []
-    if wanted is None or (mode == wanted and wanted in offered):
-        return
-    if wanted in offered:
-        raise ConfigError(
-            f"the environment was made with render_mode={mode!r}", hint=f"make it with {wanted!r}"
-        )
-    raise ConfigError(
-        f"the environment does not render as {wanted}, only as {', '.join(offered) or 'nothing'}",
-        hint='observation="text"',
-    )
-
-
-def to_png(pixels: Any) -> Image:
-    """Return an array of pixels, ``[height, width, 3]``, as a PNG."""
-    try:
-        import PIL.Image
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("pillow", "media") from error
-    if pixels is None:
-        raise EnvError("the environment rendered nothing", hint='render_mode="rgb_array"')
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-    return Image(buffer.getvalue())
+def _require_defaults(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an option asks for what an environment of messages does not need."""
+    for name, parameter in inspect.signature(GymnasiumEnv).parameters.items():
+        if name not in ("env_id", "env_args") and given[name] != parameter.default:
+            raise ConfigError(
+                f"{name}=… is for environments of Gymnasium; this one speaks in messages already",
+                hint="give it to the environment itself",
+            )
 
 
 def from_gymnasium(env: str | gymnasium.Env[Any, Any], **options: Any) -> Env:

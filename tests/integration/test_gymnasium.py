@@ -385,6 +385,7 @@ def test_an_id_that_does_not_exist_names_the_nearest():
         ({"actions": "dance"}, "actions='dance'"),
         ({"action_names": ["a"]}, "1 action_names for 2 actions"),
         ({"component_names": ["a"]}, "1 component_names for 4"),
+        ({"observation": "image", "component_names": ["a"] * 4}, "say nothing"),
         ({"observation": "ansi"}, "does not render as ansi, only as human, rgb_array"),
         ({"env_args": {"colour": "red"}}, "colour"),
         ({"tasks": [1, 2], "eval_tasks": [2]}, "seed 2 is both"),
@@ -615,6 +616,8 @@ def test_there_and_back_again_is_the_same_environment():
     back = from_gymnasium(as_gymnasium("relax/Calculator-v0"))
     assert back.tools.names == ("calculator",) and len(back.tasks.ids("eval")) == 512
     assert asyncio.run(both(back)) == plain
+    with pytest.raises(ConfigError, match="tasks=… is for environments of Gymnasium"):
+        from_gymnasium(as_gymnasium("relax/Calculator-v0"), tasks=3)
     by_id = make("relax/Gymnasium-v0", env_id="relax_agent.gymnasium:relax/Calculator-v0")
     assert asyncio.run(both(by_id)) == plain
 
