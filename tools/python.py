@@ -80,8 +80,9 @@ class PythonSession:
         if self._closed:
             raise ToolError("the Python session is closed", kind=ToolErrorKind.UNAVAILABLE)
         if self._session is None:
-            find = partial(shared_sandbox, self._limits)
-            sandbox = self._sandbox or await THREADS.run(find)
+            sandbox = self._sandbox
+            if sandbox is None:
+                sandbox = await THREADS.run(partial(shared_sandbox, self._limits))
             # Another call may have been faster while this one waited.
             self._session = self._session or sandbox.session()
         return self._session

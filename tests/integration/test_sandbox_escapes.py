@@ -309,15 +309,13 @@ def test_two_sessions_do_not_see_each_other(sandbox: Sandbox) -> None:
     async def main() -> list[str | None]:
         async with sandbox.session() as one, sandbox.session() as two:
             await one.run(f"open('/tmp/{word}', 'w').write('x'); open('/dev/shm/{word}', 'w')")
-            await one.run(
-                f"import socket; s = socket.socket(socket.AF_UNIX); s.bind('\\x00{word}'); s.listen()"
-            )
+            listen = f"s = socket.socket(socket.AF_UNIX); s.bind('\\x00{word}'); s.listen()"
+            await one.run(f"import socket; {listen}")
             code = f"import os; [os.path.exists(p + '{word}') for p in ('/tmp/', '/dev/shm/')]"
             found = await two.run(code)
             pids = await two.run("[n for n in os.listdir('/proc') if n.isdigit()]")
-            reach = await two.run(
-                TRY + f"import socket; outcome(socket.socket(socket.AF_UNIX).connect, '\\x00{word}')"
-            )
+            connect = f"outcome(socket.socket(socket.AF_UNIX).connect, '\\x00{word}')"
+            reach = await two.run(f"{TRY}import socket; {connect}")
             users = {host_user(session) for session in (one, two)}
             assert os.geteuid() != 0 or (len(users) == 2 and 0 not in users)
             return [found.value, pids.value, reach.value]

@@ -392,7 +392,7 @@ def test_sessions_leave_no_process_thread_descriptor_mount_or_folder(sandbox: Sa
         return (
             fds,
             lines,
-            [p.name for p in Path(tempfile.gettempdir()).glob(f"relax-sandbox-{os.getpid()}-*")],
+            [p.name for p in Path(tempfile.gettempdir()).glob(f"relax-sandbox-*-{os.getpid()}-*")],
         )
 
     def churn(code: str, times: int) -> None:
@@ -409,6 +409,26 @@ def test_sessions_leave_no_process_thread_descriptor_mount_or_folder(sandbox: Sa
         assert time.monotonic() < deadline, f"{held()} instead of {before}"
         gc.collect()
         time.sleep(0.02)
+
+
+def test_folders_of_dead_parents_are_removed_at_the_next_start(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sandbox = Sandbox(untrusted=False, level="basic", warm=0)
+
+    async def body(session: SandboxSession) -> list[Path]:
+        await session.run("1")
+        return list(tmp_path.iterdir())
+
+    (living,) = in_session(sandbox, body)  # type: ignore[misc]
+    assert not living.exists()
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as dead:
+        dead.wait()
+    old = Path(str(living).replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
+    (old / "home").mkdir(parents=True)
+    stranger = tmp_path / f"relax-sandbox-1-{dead.pid}-of-another-container"
+    stranger.mkdir()
+    in_session(sandbox, body)
+    assert list(tmp_path.iterdir()) == [stranger]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

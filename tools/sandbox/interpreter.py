@@ -75,9 +75,11 @@ class Interpreter:
         child: KeptChild,
         ours: socket.socket,
         captures: tuple[Capture, Capture],
+        launch: Launch,
         limits: Limits,
     ) -> None:
         self.child = child
+        self._launch = launch
         self.limits = limits
         self.stdout, self.stderr = captures
         self.verdict = ""
@@ -247,6 +249,15 @@ class Interpreter:
         await self.child.wait(_EXIT_LIMIT_S)
         return self.child.exit_code
 
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has killed something in it for want of memory."""
+        group = self._launch.group
+        if group is None:
+            return False
+        group.remove()  # which looks first
+        return group.ran_out
+
     def kill(self) -> None:
         """End it with everything in it, without waiting. May be called twice."""
         self.verdict = self.verdict or _CLOSED
@@ -285,6 +296,7 @@ class Interpreter:
             if asyncio.get_running_loop().time() > limit:
                 raise ToolError(f"sandbox process {self.child.pid} survives SIGKILL")
             await asyncio.sleep(0.002)
+        self._launch.clean_up()
         if self._first_fd >= 0:
             close_quietly(self._first_fd)
             self._first_fd = -1
@@ -337,7 +349,7 @@ def _spawn(launch: Launch, limits: Limits) -> Interpreter:
     child.ended.add_done_callback(lambda _: launch.clean_up())
     for capture in captures:
         capture.close_writer()
-    return Interpreter(child, ours, captures, limits)
+    return Interpreter(child, ours, captures, launch, limits)
 
 
 class _Handover:

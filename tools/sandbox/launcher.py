@@ -89,11 +89,15 @@ def _main() -> None:
     """Become ``argv``.
 
     The keys: ``stage`` (name → path, None if the paths can be reached as they are), ``user`` (None
-    to stay who one is), ``limits`` (soft and hard by name), ``files`` (texts in hex by name, whose
-    descriptor's number replaces ``{name}`` in ``argv``), ``options`` (arguments that travel in a
-    descriptor, ``{options}``), ``env`` and the names of variables to ``keep``, ``argv``.
+    to stay who one is), ``group`` (the control group to join, or None), ``limits`` (soft and hard
+    by name), ``files`` (texts in hex by name, whose descriptor's number replaces ``{name}`` in
+    ``argv``), ``options`` (arguments that travel in a descriptor, ``{options}``), ``env`` and the
+    names of variables to ``keep``, ``argv``.
     """
     job: dict[str, Any] = json.loads(sys.argv[1])
+    if job["group"] is not None:
+        with open(f"{job['group']}/cgroup.procs", "w") as file:  # noqa: PTH123
+            file.write(str(os.getpid()))
     if job["stage"] is not None:
         _stage(job["stage"])
     _die_first()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from relax_agent import guardian
+from relax_agent.tools.sandbox.cgroup import ControlGroup, parent_group
 from relax_agent.tools.sandbox.limits import Limits
 
 HERE = Path(__file__).parent
@@ -38,6 +39,8 @@ class Launch:
     """The launcher's argument."""
     folder: Path | None = None
     """What to remove once it has ended."""
+    group: ControlGroup | None = None
+    """What it counts its memory in."""
 
     def argv(self) -> list[str]:
         """Return the command line; ``{link_fd}`` in it is still to be filled in."""
@@ -47,6 +50,8 @@ class Launch:
         """Remove what the interpreter leaves behind."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+        if self.group is not None:
+            self.group.remove()
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,9 @@ class _Mounts:
 
 
 def strong(bwrap: str, machine_filter: bytes, limits: Limits, contents: Contents) -> Launch:
-    """Return the launch of an interpreter inside namespaces."""
+    """Return the launch of an interpreter inside namespaces, and a control group if possible."""
+    parent = parent_group()
+    group = None if parent is None else ControlGroup.make(parent, limits)
     mounts = _Mounts(staged=os.geteuid() == 0)
     _show_system(mounts)
     _show_python(mounts)
@@ -103,7 +110,9 @@ def strong(bwrap: str, machine_filter: bytes, limits: Limits, contents: Contents
             "env": {},
             "keep": [guardian.COOKIE],
             "argv": [bwrap, "--args", "{options}", _PYTHON, *_ISOLATED, "/worker.py", text],
-        }
+            "group": None if group is None else str(group.folder),
+        },
+        group=group,
     )
 
 
@@ -123,6 +132,7 @@ def basic(limits: Limits, contents: Contents, folder: Path) -> Launch:
             "env": _environment(home, temp),
             "keep": [guardian.COOKIE],
             "argv": [sys.executable, *_ISOLATED, script, json.dumps(config)],
+            "group": None,
         },
         folder,
     )
@@ -140,7 +150,7 @@ def rlimits(limits: Limits, *, whole_user: bool) -> dict[str, list[int]]:
         "RLIMIT_AS": limits.memory_mb << 20,
         "RLIMIT_FSIZE": limits.disk_mb << 20,
         "RLIMIT_NOFILE": limits.open_files,
-        "RLIMIT_CORE": 0,
+        "RLIMIT_CORE": 1,  # with 0 a program that the kernel pipes dumps to would still be run
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_SIGPENDING": 256,
@@ -232,7 +242,9 @@ def _writable(limits: Limits) -> list[str]:
     """One bounded file system for all that is written; the rest becomes read-only."""
     size = str(limits.disk_mb << 20)
     options = ["--proc", "/proc", "--dev", "/dev"]
-    options += ["--size", str(16 << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    options += ["--size", str(16 << 20), "--tmpfs", "/dev/shm"]
+    options += ["--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]  # there are few, for all
+    options += ["--remount-ro", "/dev"]
     options += ["--size", size, "--tmpfs", "/box", "--symlink", TEMP, "/tmp"]
     return [*options, "--remount-ro", "/", "--chdir", "/box"]
 

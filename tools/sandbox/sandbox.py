@@ -37,7 +37,6 @@ from relax_agent.tools.sandbox.session import SandboxSession
 logger = logging.getLogger(__name__)
 
 _INSTALL = "apt-get install -y bubblewrap (or dnf, apk, pacman: the package has the same name)"
-_PREFIX = "relax-sandbox-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def probe() -> Probe:
     limits = Limits(start_timeout_s=20)
     try:
         start(_strong_launch(limits, Contents(packages=False)), Level.STRONG, limits).kill()
-    except (ToolError, ConfigError) as error:
+    except (ToolError, ConfigError, OSError) as error:
         hint = (
             "allow user namespaces: sysctl user.max_user_namespaces, a container's seccomp profile"
         )
@@ -196,12 +195,22 @@ def _limits(limits: Limits, changes: dict[str, Any]) -> Limits:
 def _new_folder() -> Path:
     """Make the folder of an interpreter at the basic level; remove those of dead parents."""
     _remove_left_over()
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
+
+
+@lru_cache(maxsize=1)
+def _prefix() -> str:
+    """Begin names so that the process ids in them mean the same: containers may share a folder."""
+    try:
+        space = str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
+    except OSError:
+        space = "0"
+    return f"relax-sandbox-{space}-"
 
 
 def _remove_left_over() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+        owner = folder.name.removeprefix(_prefix()).partition("-")[0]
         if owner.isdigit() and not _is_alive(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)
 

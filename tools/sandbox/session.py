@@ -29,6 +29,7 @@ _SIGNALS = {
     signal.SIGXCPU: "it used up its processor time",
     signal.SIGABRT: "it aborted (SIGABRT)",
     signal.SIGXFSZ: "a file grew too large",
+    signal.SIGSYS: "it made a system call of another processor (SIGSYS)",
 }
 
 
@@ -208,6 +209,9 @@ class SandboxSession:
         if interpreter.verdict:
             return _failure(ToolErrorKind.TOO_LARGE, f"the code {interpreter.verdict}")
         code = await interpreter.exit_code()
+        if interpreter.ran_out_of_memory:
+            words = f"the code used more than {self._limits.memory_mb:,} MB of memory"
+            return _failure(ToolErrorKind.TOO_LARGE, words)
         if code is None:
             return _failure(ToolErrorKind.CRASHED, "the code closed the interpreter's connection")
         number = -code if code < 0 else code - 128
