@@ -19,6 +19,7 @@ event loop. :class:`SyncEnv` is the base class whose own functions are plain as 
 from __future__ import annotations
 
 import inspect
+import operator
 import random
 import weakref
 from collections.abc import Coroutine, Generator, Iterator, Sequence
@@ -27,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 from relax_agent.envs.specs import EnvSpec, WrapperSpec
+from relax_agent.errors import ConfigError, EnvError
 from relax_agent.messages import AssistantMessage, Observation
 from relax_agent.tools import AnyToolset, Toolset
 
@@ -70,6 +72,14 @@ class _Given(Coroutine[Any, Any, T], Generic[T]):
         """Do nothing: nothing runs."""
 
 
+def whole_seed(seed: Any) -> int:
+    """Return a seed as a plain int, also one of NumPy; raise EnvError for anything else."""
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise EnvError(f"a seed is a whole number, not {seed!r:.80}") from None
+
+
 class _Base:
     """What async and sync environments share: tools, tasks, spec and a generator."""
 
@@ -91,7 +101,7 @@ class _Base:
     def seed_rng(self, seed: int | None) -> None:
         """Start the generator anew from ``seed``; None lets it go on."""
         if seed is not None:
-            self._rng = random.Random(seed)
+            self._rng = random.Random(whole_seed(seed))
 
     @property
     def unwrapped(self) -> Any:
@@ -119,7 +129,10 @@ class Env(_Base):
 
     async def step(self, action: AssistantMessage) -> StepResult:
         """Take one assistant message; return (observation, reward, terminated, truncated, info)."""
-        raise TypeError(f"{type(self).__name__} does not define step()")
+        raise EnvError(
+            f"{type(self).__name__} does not define step()",
+            hint="async def step(self, action): return [], reward, terminated, truncated, {}",
+        )
 
     def close(self) -> Coroutine[Any, Any, None]:
         """Give back what the environment holds. May be called twice."""
@@ -158,7 +171,10 @@ class SyncEnv(_Base):
 
     def step(self, action: AssistantMessage) -> StepResult:
         """Take one assistant message; return (observation, reward, terminated, truncated, info)."""
-        raise TypeError(f"{type(self).__name__} does not define step()")
+        raise EnvError(
+            f"{type(self).__name__} does not define step()",
+            hint="def step(self, action): return [], reward, terminated, truncated, {}",
+        )
 
     def close(self) -> None:
         """Give back what the environment holds. May be called twice."""
@@ -209,6 +225,7 @@ class Wrapper(Env):
         return self
 
     def __init__(self, env: Env) -> None:
+        _require_env(type(self).__name__, env)
         if plain_calls(type(env)):  # a plain environment, wrapped by hand
             from relax_agent.envs.threaded import ThreadedEnv
 
@@ -287,6 +304,17 @@ class Wrapper(Env):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"
+
+
+def _require_env(owner: str, env: object) -> None:
+    """Raise ConfigError for what people hand over in the place of an environment."""
+    if isinstance(env, type):
+        words, hint = f"the class {env.__name__}", f"{env.__name__}(…), or make('…'), builds one"
+    elif not callable(getattr(env, "step", None)):
+        words, hint = f"{env!r:.80}", f"make({env!r:.60}) builds one" if env else "make('…')"
+    else:
+        return
+    raise ConfigError(f"{owner} needs an environment, not {words}", hint=hint)
 
 
 def _named(kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

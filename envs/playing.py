@@ -24,11 +24,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
-from relax_agent.envs.core import Env, Info, SyncEnv
+from relax_agent.envs.core import Env, Info, SyncEnv, whole_seed
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.plays import Play, PlayLimits
 from relax_agent.envs.policies import Policy
 from relax_agent.errors import (
+    ConfigError,
     PolicyError,
     PromptTooLong,
     ToolError,
@@ -79,14 +80,27 @@ async def play(
         record: Filled in place of a new one, so that a caller who is cancelled still holds it.
 
     Raises:
+        ConfigError: ``env`` is no environment, or ``policy`` no policy.
         asyncio.CancelledError: after the record has ended as cancelled.
     """
     record = Play() if record is None else record
     record.require_running()
+    _require_policy(policy)
     guarded = env if isinstance(env, Guard) else Guard(env)  # type: ignore[arg-type]
-    record.env_id, record.task_id, record.seed = guarded.label, task, seed
+    record.env_id, record.task_id = guarded.label, task
+    record.seed = None if seed is None else whole_seed(seed)
     await _Player(guarded, policy, record, limits or PlayLimits()).run()
     return record
+
+
+def _require_policy(policy: object) -> None:
+    """Raise ConfigError for what people hand over in the place of a policy."""
+    for each in policy.values() if isinstance(policy, Mapping) else (policy,):
+        if isinstance(each, type):
+            raise ConfigError(f"{each.__name__} is a class", hint=f"{each.__name__}(…)")
+        if not callable(getattr(each, "act", None)):
+            hint = "ScriptedPolicy(…) makes one of a function or a list of replies"
+            raise ConfigError(f"{each!r:.80} is no policy: it has no act()", hint=hint)
 
 
 class _Ended(Exception):

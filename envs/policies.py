@@ -87,7 +87,7 @@ class ScriptedPolicy:
         if self._turn > len(self._replies):
             raise PolicyError(
                 f"the script has {len(self._replies)} replies and was asked for another one",
-                hint="make the script longer, or end the episode sooner",
+                hint="make it longer, or one ScriptedPolicy for each episode",
             )
         return self._replies[self._turn - 1]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -247,7 +247,7 @@ class VectorEnv:
 
     async def run(
         self, policy: PolicySource, jobs: Jobs, *, limits: PlayLimits | None = None
-    ) -> AsyncIterator[Play]:
+    ) -> AsyncGenerator[Play, None]:
         """Play one episode per job, at most ``n`` at a time, and yield each as it ends.
 
         A failure is the status of its :class:`~relax_agent.envs.playing.Play`, never an exception.

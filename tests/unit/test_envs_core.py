@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 
+import numpy as np
 import pytest
 
 from relax_agent import tool
@@ -113,6 +114,17 @@ def test_equal_seeds_give_equal_episodes_however_interleaved(kind):
     alone, pair = asyncio.run(main())
     assert pair[0] == pair[1] == alone
     assert pair[2] != alone
+
+
+@pytest.mark.parametrize("kind", [Dice, SyncDice])
+def test_a_seed_is_a_whole_number_of_any_library(kind):
+    async def main():
+        assert await rolls(of(kind), np.int64(5)) == await rolls(of(kind), 5)
+        for wrong in ("5", 5.0):
+            with pytest.raises(EnvError, match="a seed is a whole number"):
+                await of(kind).reset(seed=wrong)
+
+    asyncio.run(main())
 
 
 def test_a_sync_environment_lives_in_one_thread_of_its_own():

@@ -9,6 +9,7 @@ import time
 import warnings
 
 import jsonschema
+import numpy as np
 import pytest
 
 from relax_agent import limits as waiting
@@ -27,6 +28,7 @@ from relax_agent.envs import (
 from relax_agent.envs.arguments import random_arguments
 from relax_agent.errors import (
     ConfigError,
+    EnvError,
     EpisodeError,
     PolicyError,
     PromptTooLong,
@@ -430,6 +432,34 @@ def test_a_failing_policy_is_a_status(act, words):
     assert record.status is EpisodeStatus.ENGINE_FAILURE
     assert words in record.detail
     assert (record.turns, env.closed) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "words"),
+    [
+        ("relax/Calculator-v0", RandomPolicy(), "not 'relax/Calculator-v0' → make"),
+        (Talk, RandomPolicy(), r"not the class Talk → Talk\(…\)"),
+        (None, RandomPolicy(), "needs an environment, not None"),
+        (Talk(), RandomPolicy, r"RandomPolicy is a class → RandomPolicy\(…\)"),
+        (Talk(), lambda messages, tools: "x", "is no policy: .* → ScriptedPolicy"),
+        (Talk(), {"pro": Always(), "con": None}, "None is no policy"),
+    ],
+)
+def test_what_cannot_play_is_named_at_once(env, policy, words):
+    with pytest.raises(ConfigError, match=words):
+        played(env, policy)
+
+
+def test_a_seed_of_numpy_is_a_seed():
+    record = played(Talk(1), seed=np.int64(7))
+    assert (record.seed, type(record.seed)) == (7, int)
+    with pytest.raises(EnvError, match="a seed is a whole number, not 'x'"):
+        played(Talk(1), seed="x")
+
+
+def test_an_environment_without_a_step_says_what_to_write():
+    record = played(type("Bare", (Env,), {})())
+    assert "Bare does not define step() → async def step(self, action)" in record.detail
 
 
 def test_a_conversation_that_no_longer_fits_is_truncated():
