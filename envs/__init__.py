@@ -5,6 +5,8 @@
 when they are made.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv, Wrapper
 from relax_agent.envs.jobs import Job
 from relax_agent.envs.listing import load_module_envs, pprint_registry
@@ -25,6 +27,16 @@ from relax_agent.envs.tasks import Split, Task, TaskOrder, TaskSet
 from relax_agent.envs.tool_env import Score, ToolEnv, Transcript
 from relax_agent.envs.vector import VectorEnv, make_vec
 from relax_agent.envs.wrappers import TimeLimit
+
+if TYPE_CHECKING:
+    from relax_agent.envs.checking import (
+        benchmark_env,
+        check_cancellation,
+        check_env,
+        check_isolation,
+        check_seeding,
+        check_tools,
+    )
 
 __all__ = [
     "Env",
@@ -51,6 +63,12 @@ __all__ = [
     "VectorEnv",
     "Wrapper",
     "WrapperSpec",
+    "benchmark_env",
+    "check_cancellation",
+    "check_env",
+    "check_isolation",
+    "check_seeding",
+    "check_tools",
     "load_module_envs",
     "load_plugins",
     "make",
@@ -62,6 +80,16 @@ __all__ = [
     "registry",
     "spec",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the checks when they are first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from relax_agent.envs import checking
+
+    return getattr(checking, name)
+
 
 register("relax/Calculator-v0", "relax_agent.envs.catalog.calculator:CalculatorEnv")
 register("relax/Search-v0", "relax_agent.envs.catalog.search:SearchEnv")

@@ -167,10 +167,8 @@ def _reward_problems(reward: Any) -> list[Problem]:
     if isinstance(plain, bool) or not isinstance(plain, Real):
         words = f"the reward is {reward!r:.80}, no number; return a float"
         return [Problem("reward", "step", words, fatal=True)]
-    if not math.isfinite(float(plain)):
-        words = (
-            f"the reward is {float(plain)}; a reward must be finite: what was divided, or empty?"
-        )
+    if not _is_finite(plain):
+        words = f"the reward is {plain!r:.40}; a reward must be finite: what was divided, or empty?"
         return [Problem("reward", "step", words, fatal=True)]
     if abs(float(plain)) > _MAX_REWARD:
         words = f"a reward of {float(plain):g} is large; scale it, e.g. RewardScale(env, 0.01)"

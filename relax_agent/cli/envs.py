@@ -1,39 +1,88 @@
-"""``relax-agent envs``: what is registered, and what an environment looks like."""
+"""``relax-agent envs``: list, show, check, begin and serve environments."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
+from relax_agent.cli.env_new import new
 from relax_agent.cli.env_server import serve
-from relax_agent.envs import Env, make, pprint_registry
+from relax_agent.cli.options import EnvArguments, EnvId, Modules, import_modules, read_arguments
+from relax_agent.envs import Env, make
 from relax_agent.messages import Message, Rewrite
+from relax_agent.pages import plain
 
-app = typer.Typer(help="Environments: list and show them.", no_args_is_help=True)
-app.command()(serve)
+app = typer.Typer(
+    help="Environments: list, show and check them, begin a new one, serve one.",
+    no_args_is_help=True,
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
-def list_() -> None:
-    """List every registered environment, plugins included."""
-    pprint_registry()
+def list_(modules: Modules = None, as_json: AsJson = False) -> None:
+    """List every registered environment: those of plugins, and of --module, included."""
+    from relax_agent.cli import env_table
+
+    import_modules(modules)
+    found = env_table.rows()
+    if as_json:
+        typer.echo(json.dumps(env_table.to_json(found), indent=2, ensure_ascii=False))
+    else:
+        env_table.print_table(found)
 
 
 @app.command()
 def show(
-    env_id: Annotated[str, typer.Argument(metavar="ENV", help="namespace/Name-v0.")],
+    env_id: EnvId,
     task: Annotated[str | None, typer.Option(help="The task to show; by default by seed.")] = None,
     seed: Annotated[int, typer.Option(help="The environment's seed.")] = 0,
+    arguments: EnvArguments = None,
+    modules: Modules = None,
 ) -> None:
     """Show an environment: what it is, its tools, and the first messages of one task."""
-    asyncio.run(_show(env_id, task, seed))
+    import_modules(modules)
+    asyncio.run(_show(env_id, task, seed, read_arguments(arguments)))
 
 
-async def _show(env_id: str, task: str | None, seed: int) -> None:
-    async with make(env_id) as env:
+@app.command()
+def check(
+    env_id: EnvId,
+    seed: Annotated[int, typer.Option(help="Seeds the episodes that are played.")] = 7,
+    timeout: Annotated[float, typer.Option(help="Seconds that one call may take.")] = 30.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    arguments: EnvArguments = None,
+    modules: Modules = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check all that an environment promises and say what to change; status 1 if something fails.
+
+    In a test the same is: from relax_agent.envs import check_env; check_env("my/Env-v0").
+    """
+    from relax_agent.cli.env_report import print_report
+    from relax_agent.envs.checking import check_env
+
+    import_modules(modules)
+    report = check_env(
+        env_id, raises=False, timeout_s=timeout, seed=seed, **read_arguments(arguments)
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    else:
+        print_report(report)
+    return int(not report.ok or (strict and bool(report.warnings)))
+
+
+app.command()(new)
+app.command()(serve)
+
+
+async def _show(env_id: str, task: str | None, seed: int, arguments: dict[str, Any]) -> None:
+    async with make(env_id, **arguments) as env:
         _show_description(env)
         observation, info = await env.reset(
             seed=seed, options=None if task is None else {"task": task}
@@ -50,16 +99,48 @@ def _show_description(env: Env) -> None:
     description = (inspect.getdoc(kind) or "").split("\n\n")[0]
     if description:
         typer.echo(f"  {description}")
+    for wrapper in env.spec.wrappers if env.spec else ():
+        typer.echo(f"  wrapper: {wrapper.entry_point}({_values(wrapper.kwargs)})")
     if env.tasks is not None:
         train, held_out = len(env.tasks.ids("train")), len(env.tasks.ids("eval"))
         typer.echo(f"  tasks: {train} to train on, {held_out} held out")
     for item in env.tools.schemas():
         function = item["function"]
-        names = ", ".join(function["parameters"]["properties"])
-        first_line = function["description"].splitlines()[0]
+        names = ", ".join(function["parameters"].get("properties") or ())
+        first_line = (function.get("description") or "").partition("\n")[0]
         typer.echo(f"  tool: {function['name']}({names})  {first_line}")
+    for line in _arguments(kind):
+        typer.echo(f"  argument: {line}")
+
+
+def _values(arguments: Any) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _arguments(kind: type) -> list[str]:
+    """Return what the constructor takes, with what its docstring says of it."""
+    from docstring_parser import parse
+
+    try:
+        parameters = list(inspect.signature(kind).parameters.values())
+    except (TypeError, ValueError):
+        return []
+    told = {
+        item.arg_name: item.description
+        for item in parse(inspect.getdoc(kind.__init__) or "").params
+    }  # type: ignore[misc]
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    lines = []
+    for each in parameters:
+        if each.kind in many:
+            continue
+        default = "" if each.default is each.empty else f"={each.default!r}"
+        lines.append(
+            f"{each.name}{default}  {' '.join((told.get(each.name) or '').split())}".rstrip()
+        )
+    return lines
 
 
 def _line(message: Message) -> str:
     media = "".join(f" [{part.mime}, {len(part.data):,} bytes]" for part in message.media)
-    return f"  {message.role}: {message.text}{media}"
+    return plain(f"  {message.role}: {message.text}{media}")
