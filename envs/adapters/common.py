@@ -14,7 +14,7 @@ import logging
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,6 +137,12 @@ def choose(env: SyncEnv, options: dict[str, Any]) -> Task | None:
     if task_id is not None:
         raise EnvError(f"there is no task {task_id!r}", hint="tasks=1000 makes a set")
     return None
+
+
+def require_no_more(options: Mapping[str, Any], hint: str = "task or split") -> None:
+    """Raise EnvError if there is a reset option that nobody has read."""
+    if options:
+        raise EnvError(f"unknown reset option {next(iter(options))!r}", hint=hint)
 
 
 class PrivateRandomness:

@@ -21,6 +21,7 @@ from relax_agent.envs.adapters.common import (
     PrivateRandomness,
     choose,
     require,
+    require_no_more,
     seed_tasks,
     unknown,
 )
@@ -79,8 +80,7 @@ class GemEnv(SyncEnv):
         super().reset(seed=seed)
         given = dict(options or {})
         task = choose(self, given)
-        if given:
-            raise EnvError(f"unknown reset option {next(iter(given))!r}", hint="task or split")
+        require_no_more(given)
         self._task_id = None if task is None else task.id
         seed = seed if task is None else int(task.data["seed"])
         self._turns = 0

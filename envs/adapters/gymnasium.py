@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from relax_agent.envs.adapters import gymnasium_names, gymnasium_spaces
-from relax_agent.envs.adapters.common import choose, guarded, placed, seed_tasks
+from relax_agent.envs.adapters.common import choose, guarded, placed, require_no_more, seed_tasks
 from relax_agent.envs.adapters.gymnasium_codec import decode_observation, encode_action
 from relax_agent.envs.adapters.gymnasium_open import open_gymnasium, to_png
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv
@@ -197,7 +197,7 @@ class GymnasiumEnv(SyncEnv):
 
         Args:
             seed: Gymnasium's seed; with tasks, what chooses a task if none is given.
-            options: ``task`` and ``split``; everything else goes to Gymnasium.
+            options: ``task``, ``split``, and ``gymnasium``: the options for its own ``reset``.
         """
         super().reset(seed=seed)
         given = dict(options or {})
@@ -205,10 +205,12 @@ class GymnasiumEnv(SyncEnv):
         if self._agent is not None:
             observation, info = self.gym.reset(seed=seed, options=given)
             return decode_observation(observation), dict(info)
+        own = given.pop("gymnasium", None)
         task = choose(self, given)
+        require_no_more(given, "task, split or gymnasium")
         if task is not None:
             seed, self._now.task_id = task.data["seed"], task.id
-        observation, info = self.gym.reset(seed=seed, options=given or None)
+        observation, info = self.gym.reset(seed=seed, options=own)
         text, pictures = self._show(observation)
         first = placed(self._prompt, observation=text)
         return [user([first, *pictures])], self._info(info)

@@ -74,10 +74,14 @@ def _fields(space: Any, names: Sequence[str] | None) -> dict[str, Any]:
                 f"the key {wrong[0]!r} of the action space cannot be an argument's name",
                 hint="rename it in a wrapper of the Gymnasium environment",
             )
-        return {str(key): _type(each) for key, each in space.spaces.items()}
+        return {str(key): _part(each, key) for key, each in space.spaces.items()}
     if kind == "Tuple":
-        return {f"item_{i}": _type(each) for i, each in enumerate(space.spaces)}
-    return {ARGUMENT: _type(space, names)}
+        return {f"item_{i}": _part(each, i) for i, each in enumerate(space.spaces)}
+    return {ARGUMENT: Annotated[_type(space, names), Field(description="What to do.")]}
+
+
+def _part(space: Any, key: Any) -> Any:
+    return Annotated[_type(space), Field(description=f"Part {key} of the action.")]
 
 
 def _type(space: Any, names: Sequence[str] | None = None) -> Any:

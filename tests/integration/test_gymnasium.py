@@ -338,10 +338,12 @@ def test_tasks_are_seeds_that_decide_the_episode():
     assert plain[0][0].text == named[0][0]
 
 
-def test_other_reset_options_go_to_gymnasium():
+def test_gymnasiums_own_reset_options_have_a_place_and_others_none():
     inner = Custom()
-    run(from_gymnasium(inner), options={"low": 0.1, "task": None})
+    run(from_gymnasium(inner), options={"gymnasium": {"low": 0.1}, "task": None})
     assert inner.options == {"low": 0.1}
+    with pytest.raises(EnvError, match="unknown reset option 'low'"):
+        run(from_gymnasium(Custom()), options={"low": 0.1})
     with pytest.raises(EnvError, match="tasks=1000"):
         run(from_gymnasium(Custom()), options={"task": "x"})
 
