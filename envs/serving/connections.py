@@ -172,7 +172,14 @@ class WebSocketConnection:
 
     async def drop(self) -> None:
         """Let go without a word, also of a connection whose loop has ended."""
+        if self.loop.is_closed():
+            _disown(self._ws)
         await _drop(self._session, self.loop)
+
+    def __del__(self) -> None:
+        if self.loop.is_closed():
+            _disown(self._ws)
+            self._session.detach()
 
 
 class HttpConnection:
@@ -290,6 +297,18 @@ async def _drop(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop)
         await session.close()
     else:  # its loop has ended: the sockets close with their last reference
         session.detach()
+
+
+def _disown(ws: aiohttp.ClientWebSocketResponse) -> None:
+    """Let the socket close with its last reference, which a loop that has ended cannot do for it.
+
+    aiohttp offers no way to say so, and would complain of the loop when it is collected.
+    """
+    with contextlib.suppress(AttributeError):
+        response = ws._response
+        connection, response._connection = response._connection, None
+        if connection is not None:
+            connection._protocol = None
 
 
 def refusal(url: str, error: Exception) -> EnvError:

@@ -26,7 +26,7 @@ from relax_agent.envs.serving.leases import Lease, Leases, NoSlot
 from relax_agent.envs.serving.wire import Blobs, Json, WireError, dumps, loads
 from relax_agent.errors import EnvError
 from relax_agent.frames import error_to_json
-from relax_agent.limits import Watch, stop
+from relax_agent.limits import GRACE_S, Watch, stop
 from relax_agent.tools.web import json_response
 
 logger = logging.getLogger(__name__)
@@ -90,14 +90,17 @@ class _Connection:
         await self._send({"type": "websocket.accept"})
         handler = asyncio.create_task(self._handle())
         self._watch = Watch(handler)
-        warden = asyncio.create_task(self._guard())
+        reader, warden = asyncio.create_task(self._read()), asyncio.create_task(self._guard())
         try:
-            await self._read()
+            await asyncio.wait({reader, warden}, return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():  # it was closed from here: see the client take that in
+                await asyncio.wait({reader}, timeout=GRACE_S)
         finally:
-            warden.cancel()
-            await stop(handler)
             self._watch.close()
-            await asyncio.gather(warden, return_exceptions=True)
+            for task in (reader, warden):
+                task.cancel()
+            await stop(handler)
+            await asyncio.gather(reader, warden, return_exceptions=True)
 
     # -- the reader ---------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class _Connection:
                 await self._send({"type": "websocket.close", "code": end.code})
 
     async def _guard(self) -> None:
-        """The warden: end the connection if the handler does not react to its cancellation."""
+        """The warden: wait for the handler's end, and close in its place if it does not react."""
         if not await self._watch.wait():
             logger.warning("an environment does not react to its cancellation: left behind")
             await self._close(self._overdue())
