@@ -1,6 +1,9 @@
 """What the adapters' tests share: is the library the pinned one, is the page on neighbours true."""
 
+import json
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,3 +36,12 @@ def run_snippets(heading):
     assert snippets, heading
     for number, code in enumerate(snippets, 1):
         exec(compile(code, f"{PAGE.name}: {heading}, {number}", "exec"), {"__name__": "page"})
+
+
+def run_contestant(script, *arguments):
+    """Run the peer's side of a benchmark in this venv and return what it prints."""
+    path = Path(__file__).parents[1] / "benchmarks" / "contestants" / script
+    argv = [sys.executable, str(path), *map(str, arguments)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

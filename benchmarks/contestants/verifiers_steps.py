@@ -33,6 +33,11 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
+def right(completion: Any, answer: str) -> float:
+    """Compare."""
+    return float(completion[-1].content == answer)
+
+
 class Instant(Client[Any, Any, Any, Any]):
     """Calls the tool in every turn but the last, without waiting."""
 
@@ -81,7 +86,8 @@ class Instant(Client[Any, Any, Any, Any]):
 async def measure(turns: int, rollouts: int) -> float:
     """Play so many rollouts at the same time and return steps per second."""
     rows = Dataset.from_list([{"question": "2 + 3?", "answer": "5"}])
-    env = vf.ToolEnv(dataset=rows, tools=[add], max_turns=turns + 2, rubric=vf.Rubric())
+    rubric = vf.Rubric(funcs=[right])
+    env = vf.ToolEnv(dataset=rows, tools=[add], max_turns=turns + 2, rubric=rubric)
     task: Any = {
         "prompt": [{"role": "user", "content": "2 + 3?"}],
         "answer": "5",
@@ -90,12 +96,16 @@ async def measure(turns: int, rollouts: int) -> float:
     client = Instant(turns)
     started = time.perf_counter()
     states = await asyncio.gather(
-        *(env.rollout(dict(task), client, "instant", {}) for _ in range(rollouts))
+        *(
+            env.run_rollout(dict(task), client, "instant", {}, state_columns=["answer"])
+            for _ in range(rollouts)
+        )
     )
     seconds = time.perf_counter() - started
     for state in states:
-        tools = [m for m in state["completion"] if m.role == "tool"]
-        assert len(tools) == turns and tools[-1].content == "5", state
+        tools = [m for m in state["completion"] if m["role"] == "tool"]
+        assert len(tools) == turns and tools[-1]["content"] == "5", state
+        assert state["reward"] == 1.0, state
     return turns * rollouts / seconds
 
 

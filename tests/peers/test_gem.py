@@ -13,6 +13,7 @@ from peer_support import assert_pinned, run_snippets
 
 from relax_agent.envs import EnvSpec, ScriptedPolicy, make, play
 from relax_agent.envs.adapters import from_gem
+from relax_agent.envs.checking import check_env
 from relax_agent.errors import ConfigError, EnvError, MissingExtraError, UnknownEnv
 from relax_agent.messages import assistant
 
@@ -149,6 +150,10 @@ def test_tasks_are_seeds():
         run(from_gem(GUESSING), options={"task": "x"})
     with pytest.raises(EnvError, match="unknown reset option 'colour'"):
         run(env, options={"colour": 1})
+
+
+def test_our_own_checker_finds_nothing_wrong():
+    check_env("relax/GEM-v0", env_id=GUESSING, tasks=5)
 
 
 def test_limits_and_arguments_arrive():

@@ -13,6 +13,7 @@ from relax_agent.envs import EnvSpec, make
 from relax_agent.envs.adapters import from_reasoning_gym
 from relax_agent.envs.adapters.reasoning_gym import extract
 from relax_agent.envs.adapters.reasoning_gym_worker import formulas_only
+from relax_agent.envs.checking import check_env
 from relax_agent.envs.rewards.workers import WorkerPool, close_workers
 from relax_agent.errors import ConfigError, EnvError, ResetNeeded, UnknownEnv
 from relax_agent.messages import assistant
@@ -233,6 +234,10 @@ def test_formulas_pass_and_code_does_not():
 def test_mistakes_are_named_when_the_environment_is_made(arguments, kind, words):
     with pytest.raises(kind, match=words):
         from_reasoning_gym(**arguments)
+
+
+def test_our_own_checker_finds_nothing_wrong():
+    check_env("relax/ReasoningGym-v0", dataset="chain_sum", train_size=9)
 
 
 def test_a_task_that_does_not_exist_and_a_second_step_are_errors():

@@ -5,7 +5,7 @@ import json
 import sqlite3
 
 import pytest
-from peer_support import assert_pinned
+from peer_support import assert_pinned, run_contestant
 
 from relax_agent.envs import EnvSpec, ScriptedPolicy, make, play
 from relax_agent.envs.adapters import from_skyrl_gym
@@ -116,3 +116,7 @@ def test_what_is_wrong_is_said():
     assert played.status is EpisodeStatus.ENV_FAILURE and "reward_spec" in played.detail
     with pytest.raises(EnvError, match="eval split"):
         asyncio.run(from_skyrl_gym("gsm8k", train=ROWS).reset(options={"split": "eval"}))
+
+
+def test_the_benchmark_s_steps_call_the_tool():
+    assert run_contestant("skyrl_gym_steps.py", 100)["tool_steps_per_s"] > 0
