@@ -22,6 +22,7 @@ from PIL import Image as Picture
 
 from relax_agent.envs import Env, EnvSpec, RandomPolicy, SyncEnv, make, play, register
 from relax_agent.envs.adapters import as_gymnasium, from_gymnasium
+from relax_agent.envs.checking import check_env as check_agent_env
 from relax_agent.errors import (
     ConfigError,
     EnvError,
@@ -445,6 +446,14 @@ def test_a_reward_that_is_no_number_is_refused():
 
     with pytest.raises(EnvError, match="the reward is nan"):
         run(from_gymnasium(Mad()), act(0))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"env_id": "FrozenLake-v1"}, {"env_id": "Blackjack-v1", "actions": "text", "tasks": 9}],
+)
+def test_our_own_checker_has_nothing_to_say(arguments):
+    check_agent_env("relax/Gymnasium-v0", **arguments).require(warnings=True)
 
 
 # -- as Gymnasium ----------------------------------------------------------------------------------
