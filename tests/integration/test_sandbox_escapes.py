@@ -422,6 +422,35 @@ def cpu_ticks(pid: int) -> int:
     return int(user) + int(system)
 
 
+INJECTION = """
+import os
+address = int(open("/proc/1/syscall").read().split()[-1], 16)
+memory = os.open("/proc/1/mem", os.O_RDWR)
+written = os.pwrite(memory, b"\\xeb\\xfe", address)  # jump to itself
+if os.fork() == 0:
+    os._exit(0 if os.fork() else 0)  # an orphan's end wakes the first process
+import time; time.sleep(0.3)
+written
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the machine code is x86_64's")
+def test_code_inside_the_first_process_gains_nothing(sandbox: Sandbox) -> None:
+    """Its memory can be written to; it is filtered, stopped and killed like the code itself."""
+
+    async def main() -> tuple[str | None, int, bool]:
+        async with sandbox.session() as session:
+            result = await session.run(INJECTION)
+            assert session._interpreter is not None
+            first = session._interpreter._first
+            before = cpu_ticks(first)
+            await asyncio.sleep(0.2)
+            used = cpu_ticks(first) - before
+        return result.value, used, Path(f"/proc/{first}").exists() and not is_zombie(first)
+
+    assert asyncio.run(main()) == ("2", 0, False)
+
+
 def test_a_file_that_is_brought_out_comes_from_inside(sandbox: Sandbox, tmp_path: Path) -> None:
     """Links, pipes and swaps while it is read: nothing of the host is ever opened."""
     secret = tmp_path / "secret"

@@ -432,9 +432,15 @@ def test_folders_of_dead_parents_are_removed_at_the_next_start(tmp_path, monkeyp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("level", LEVELS)
-def test_nothing_survives_a_parent_that_is_killed(level: str, tmp_path: Path) -> None:
-    """The guardian ends a busy session, an idle (stopped) one and a warm interpreter."""
+@pytest.mark.parametrize(
+    ("level", "guarded"), [("strong", True), ("strong", False), ("basic", True)]
+)
+def test_nothing_survives_a_parent_that_is_killed(
+    level: str, guarded: bool, tmp_path: Path
+) -> None:
+    """A busy session, an idle (stopped) one and a warm interpreter; at the strong level even if
+    the guardian is killed first: all die with their parent.
+    """
     program = f"""
         import asyncio, os
         from relax_agent.tools.sandbox import Sandbox
@@ -458,6 +464,11 @@ def test_nothing_survives_a_parent_that_is_killed(level: str, tmp_path: Path) ->
         assert parent.stdout.readline().strip().isdigit()
         below = all_below(parent.pid)
         assert len(below) >= 4
+        if not guarded:
+            (guardian,) = (
+                p for p in below if b"guardian" in Path(f"/proc/{p}/cmdline").read_bytes()
+            )
+            os.kill(guardian, signal.SIGKILL)
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while alive := [pid for pid in below if is_running(pid)]:

@@ -35,7 +35,9 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 def test_every_refused_call_fails_and_every_other_one_of_the_table_is_allowed(machine: str) -> None:
     column = MACHINES.index(machine)
     refused = {numbers[column] for numbers in seccomp.REFUSED.values()} - {None}
-    looked_at = {"x86_64": {56, 435, 41, 53, 16}, "aarch64": {220, 435, 198, 199, 29}}[machine]
+    looked_at = {"x86_64": {56, 435, 41, 53, 16, 157}, "aarch64": {220, 435, 198, 199, 29, 167}}[
+        machine
+    ]
     for number in range(463):
         if number not in looked_at:
             expected = REFUSE | errno.EPERM if number in refused else ALLOW
@@ -85,6 +87,14 @@ def test_nothing_is_typed_into_a_terminal(machine: str) -> None:
     assert verdict(machine, number, 0, 0x5401) == ALLOW
     for request in (0x5412, 0x541C, 0x5423, 0x5412 | 1 << 32):
         assert verdict(machine, number, 0, request) == REFUSE | errno.EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_process_can_stop_dying_with_its_parent(machine: str) -> None:
+    number = {"x86_64": 157, "aarch64": 167}[machine]
+    assert verdict(machine, number, 1) == REFUSE | errno.EPERM
+    assert verdict(machine, number, 1 | 1 << 32) == REFUSE | errno.EPERM
+    assert verdict(machine, number, 15) == ALLOW  # a thread's name
 
 
 def test_a_jump_never_leaves_the_program() -> None:

@@ -2,8 +2,13 @@
 
 Everything that comes out of it is treated as written by an enemy. A reply is one frame, whose
 length is checked before it is read and whose content is plain JSON of a known shape; anything else
-ends the process. Between calls the process is stopped (SIGSTOP), so what code leaves running uses
-no processor time, and other processes that it left are ended.
+ends the process. Between calls the process is stopped (SIGSTOP), and so is the first one of its
+namespace, whose memory code can write to: what code leaves running uses no processor time. Other
+processes that it left are ended.
+
+``bwrap`` and that first process die with the *thread* that started them, in whatever way it ends
+(the filter keeps code from changing that). So all are started by one thread that lives as long as
+this process.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from typing import Any
 
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.keeper import KeptChild
-from relax_agent.threads import THREADS
+from relax_agent.threads import THREADS, Worker
 from relax_agent.tools.sandbox.layout import Launch
 from relax_agent.tools.sandbox.limits import Level, Limits
 from relax_agent.tools.sandbox.output import Capture, close_quietly
@@ -45,6 +50,7 @@ _CHUNK = 1 << 18
 _KILL_LIMIT_S = 10.0
 _EXIT_LIMIT_S = 0.5
 _SETTLE_LIMIT_S = 5.0
+_SPAWN_LIMIT_S = 60.0
 _CLOSED = "was closed"
 _MAX_BLOBS = 64
 _STARTS = threading.BoundedSemaphore(4 * (os.cpu_count() or 1))
@@ -233,14 +239,19 @@ class Interpreter:
         self._signal(signal.SIGSTOP)
         self._stopped = True
         limit = asyncio.get_running_loop().time() + _SETTLE_LIMIT_S
-        while not is_still(self._worker) or end_others(self._first, self._worker):
+        while not self._is_still() or end_others(self._first, self._worker):
             if asyncio.get_running_loop().time() > limit:
                 raise Garbage("processes that cannot be ended")
             await asyncio.sleep(0.001)
 
+    def _is_still(self) -> bool:
+        return self._worker is not None and is_still(self._worker) and is_still(self._first)
+
     def _signal(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._worker_fd, signum)
+        for fd in (self._worker_fd, self._first_fd):
+            if fd >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signum)
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -262,6 +273,7 @@ class Interpreter:
         """End it with everything in it, without waiting. May be called twice."""
         self.verdict = self.verdict or _CLOSED
         self.child.kill()
+        self._signal(signal.SIGKILL)
         if not self._asking:
             self._release()
         elif self._socket.fileno() >= 0:  # whoever waits for a reply shall hear of it
@@ -336,8 +348,9 @@ def _spawn(launch: Launch, limits: Limits) -> Interpreter:
     argv = launch.argv()
     for name, fd in fds.items():
         argv = [word.replace("{" + name + "}", str(fd)) for word in argv]
+    begin = partial(KeptChild, "sandbox", argv, {}, None, tuple(fds.values()))
     try:
-        child = KeptChild("sandbox", argv, {}, None, tuple(fds.values()))
+        child = _SPAWNER.run(begin)
     except BaseException:
         ours.close()
         for capture in captures:
@@ -350,6 +363,25 @@ def _spawn(launch: Launch, limits: Limits) -> Interpreter:
     for capture in captures:
         capture.close_writer()
     return Interpreter(child, ours, captures, launch, limits)
+
+
+class _Spawner:
+    """The one thread that starts sandboxes; made when it is first needed, also after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        self._process = 0
+
+    def run(self, begin: Callable[[], KeptChild]) -> KeptChild:
+        with self._lock:
+            if self._worker is None or self._process != os.getpid():
+                self._worker, self._process = Worker("relax-sandbox-spawner"), os.getpid()
+            worker = self._worker
+        return worker.run_blocking(begin, _SPAWN_LIMIT_S)
+
+
+_SPAWNER = _Spawner()
 
 
 class _Handover:

@@ -181,7 +181,7 @@ def _namespaces() -> list[str]:
     kinds = ["user", "pid", "net", "ipc", "uts", "cgroup-try"]
     options = [f"--unshare-{kind}" for kind in kinds]
     options += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--cap-drop", "ALL"]
-    return [*options, "--seccomp", "{filter_fd}"]
+    return [*options, "--seccomp", "{filter_fd}", "--die-with-parent"]
 
 
 def _show_system(mounts: _Mounts) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Self
 
 from relax_agent.errors import ConfigError, ToolError, UnknownKeyError
 from relax_agent.tools.sandbox import seccomp
+from relax_agent.tools.sandbox.cgroup import parent_group
 from relax_agent.tools.sandbox.interpreter import Interpreter, start
 from relax_agent.tools.sandbox.layout import Contents, Launch, basic, strong
 from relax_agent.tools.sandbox.limits import Level, Limits
@@ -64,14 +65,14 @@ def probe() -> Probe:
     limits = Limits(start_timeout_s=20)
     try:
         start(_strong_launch(limits, Contents(packages=False)), Level.STRONG, limits).kill()
-    except (ToolError, ConfigError, OSError) as error:
+    except (ToolError, OSError) as error:
         hint = (
             "allow user namespaces: sysctl user.max_user_namespaces, a container's seccomp profile"
         )
         return Probe(Level.BASIC, f"bubblewrap does not work here: {error}", hint)
-    return Probe(
-        Level.STRONG, "bubblewrap: namespaces, a filter of system calls, a user of its own"
-    )
+    memory = "by a control group" if parent_group() else "for each process, and watched"
+    why = f"bubblewrap: namespaces and a filter of system calls; memory is limited {memory}"
+    return Probe(Level.STRONG, why)
 
 
 def _strong_launch(limits: Limits, contents: Contents) -> Launch:

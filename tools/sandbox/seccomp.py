@@ -2,10 +2,11 @@
 
 It refuses what code that computes never needs and what escapes are made of: namespaces, mounts,
 other processes' memory, keys, the kernel's own interpreters (bpf), io_uring, clocks, modules, and
-memory that no limit counts (System V segments, memfd). Three calls are looked at more closely:
+memory that no limit counts (System V segments, memfd). Four calls are looked at more closely:
 ``clone`` may start threads and processes but no namespace, ``socket`` may make no family that
-leaves the network namespace (vsock, netlink, …), ``ioctl`` may not type into a terminal. Calls of
-another architecture kill the process; calls newer than this table do not exist.
+leaves the network namespace (vsock, netlink, …), ``ioctl`` may not type into a terminal, ``prctl``
+may not undo that a process dies with its parent. Calls of another architecture kill the process;
+calls newer than this table do not exist.
 
 The program is written here rather than by libseccomp because that is one more system library,
 whose Python bindings are not kept up, for a list of numbers and six kinds of instruction.
@@ -28,6 +29,8 @@ _NEWEST = 462
 _NAMESPACES = 0x7E020000
 """The flags of ``clone`` that make a namespace."""
 _UNIX, _INET, _INET6 = 1, 2, 10
+_PARENTS_DEATH = 1
+"""The option of ``prctl`` that says which signal a parent's death sends."""
 _TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
 """Type a character, the console's own, change the line discipline."""
 
@@ -120,7 +123,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 """System calls that fail with "operation not permitted": their numbers on x86_64 and aarch64."""
 
 _CLONE, _CLONE3 = (56, 220), (435, 435)
-_SOCKET, _SOCKETPAIR, _IOCTL = (41, 198), (53, 199), (16, 29)
+_SOCKET, _SOCKETPAIR, _IOCTL, _PRCTL = (41, 198), (53, 199), (16, 29), (157, 167)
 
 
 def supported(machine: str) -> bool:
@@ -147,7 +150,8 @@ def program(machine: str) -> bytes:
     code += _looked_at(_CLONE[column], _FIRST_ARGUMENT, _no_namespaces())
     for call in (_SOCKET, _SOCKETPAIR):
         code += _looked_at(call[column], _FIRST_ARGUMENT, _known_families())
-    code += _looked_at(_IOCTL[column], _SECOND_ARGUMENT, _no_typing())
+    code += _looked_at(_IOCTL[column], _SECOND_ARGUMENT, _none_of(*_TERMINAL_IOCTLS))
+    code += _looked_at(_PRCTL[column], _FIRST_ARGUMENT, _none_of(_PARENTS_DEATH))
     code.append(_op(_RETURN, _ALLOW))
     return b"".join(code)
 
@@ -178,8 +182,8 @@ def _known_families() -> list[bytes]:
     return [*allowed, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]
 
 
-def _no_typing() -> list[bytes]:
+def _none_of(*values: int) -> list[bytes]:
     refused: list[bytes] = []
-    for request in _TERMINAL_IOCTLS:
-        refused += _unless(_EQUAL, request, _ERRNO | errno.EPERM)
+    for value in values:
+        refused += _unless(_EQUAL, value, _ERRNO | errno.EPERM)
     return [*refused, _op(_RETURN, _ALLOW)]
