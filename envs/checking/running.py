@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -63,8 +65,8 @@ def run_checks(
     lab = Lab(subject, timeout_s=timeout_s, seed=seed)
     report = Report(subject.label)
     began = time.perf_counter()
-    watched = _Watched(lab, checks, report)
-    watched.run()
+    with kept_generators():
+        _Watched(lab, checks, report).run()
     report.duration_s = time.perf_counter() - began
     return report.require() if raises else report
 
@@ -229,12 +231,26 @@ def _advice(failed: CallFailed) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Any:
-    """Keep an author's warnings out of the way of a check that provokes them."""
-    import logging
-
-    logging.disable(logging.WARNING)
+def kept_generators() -> Iterator[None]:
+    """Put the process's own random generators back to what they were, whatever is done to them."""
+    numpy: Any = sys.modules.get("numpy")
+    before = random.getstate()
+    numpys = None if numpy is None else numpy.random.get_state()
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        random.setstate(before)
+        if numpys is not None:
+            numpy.random.set_state(numpys)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep this project's warnings out of the way of a check that provokes them."""
+    logger = logging.getLogger("relax_agent")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -16,7 +16,7 @@ from relax_agent.envs.checking.contract import difference
 from relax_agent.envs.checking.lab import CallFailed, Lab, Trace
 from relax_agent.envs.checking.places import place_of_method
 from relax_agent.envs.checking.report import Findings
-from relax_agent.envs.checking.running import Check
+from relax_agent.envs.checking.running import Check, kept_generators
 from relax_agent.envs.checking.subject import authors_class
 
 _SEEDS = 8
@@ -151,18 +151,12 @@ def _plain(state: Any) -> Any:
 @contextlib.contextmanager
 def stirred(number: int) -> Iterator[None]:
     """Put the global generators into a stated state, and back afterwards."""
-    numpy: Any = sys.modules.get("numpy")
-    before = random.getstate()
-    numpys = None if numpy is None else numpy.random.get_state()
-    random.seed(f"stirred {number}")
-    if numpy is not None:
-        numpy.random.seed(number)
-    try:
+    with kept_generators():
+        random.seed(f"stirred {number}")
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(number)
         yield
-    finally:
-        random.setstate(before)
-        if numpys is not None:
-            numpy.random.set_state(numpys)
 
 
 SEED_CHECKS = [

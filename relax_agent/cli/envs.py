@@ -125,10 +125,8 @@ def _arguments(kind: type) -> list[str]:
         parameters = list(inspect.signature(kind).parameters.values())
     except (TypeError, ValueError):
         return []
-    told = {
-        item.arg_name: item.description
-        for item in parse(inspect.getdoc(kind.__init__) or "").params
-    }  # type: ignore[misc]
+    docs = inspect.getdoc(getattr(kind, "__init__", None)) or ""
+    told = {item.arg_name: item.description for item in parse(docs).params}
     many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     lines = []
     for each in parameters:

@@ -29,6 +29,8 @@ from relax_agent.pages import (
     episode_html,
     episode_text,
     plain,
+    table_page_head,
+    table_row,
 )
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;</p>"
@@ -221,3 +223,71 @@ def test_an_argument_that_json_cannot_hold_does_not_break_a_page():
     assert "object at" in Elements(page).text
     with pytest.raises(TypeError):
         json.dumps(value)
+
+
+# -- long episodes ---------------------------------------------------------------------------------
+
+
+def test_long_texts_and_rows_of_calls_are_folded_and_still_whole():
+    calls = [ToolCall("look", {"n": n}, f"c{n}") for n in range(6)]
+    long = "\n".join(f"line {n}" for n in range(50))
+    messages = [assistant(tool_calls=calls), tool_message(long, calls[0]), user("short")]
+    page = Elements(conversation_html(messages, title="t"))
+    assert page.count("details") == 2
+    assert "6 tool calls: look × 6" in page.text
+    assert "350 characters" not in page.text and "50 lines" in page.text
+    assert long in page.text and "look(n=5)" in page.text
+
+
+def test_a_program_in_a_call_is_shown_with_its_line_breaks():
+    call = ToolCall("run", {"code": "for i in range(3):\n    print(i)" + " " * 80, "n": 1}, "c")
+    text = Elements(conversation_html([assistant(tool_calls=[call])], title="t")).text
+    assert "  for i in range(3):\n      print(i)" in text and "n: 1" in text
+
+
+def test_rewards_stand_beside_the_messages_that_earned_them():
+    messages = [user("q"), assistant("a"), assistant("b"), assistant("c")]
+    text = Elements(conversation_html(messages, title="t", rewards={1: 0.5, 2: -1.0, 3: 0.0})).text
+    assert "turn 1 reward +0.5" in text and "turn 2 reward -1" in text
+    assert text.count("reward") == 2
+
+
+def test_a_rewritten_history_is_folded_up_to_the_next_action():
+    messages = [user("q"), assistant("a"), user("q"), assistant("a"), user("more"), assistant("b")]
+    page = Elements(
+        conversation_html(messages, title="t", actions=[1, 5], forks={2: f"too long {EVIL}"})
+    )
+    assert page.count("section") == 6 and page.count("script") == page.count("img") == 0
+    assert "what the model sees from here on: 3 messages" in page.text
+    assert "turn 1" in page.text and "turn 2" in page.text and "turn 3" not in page.text
+
+
+def test_media_beside_the_page_are_linked_and_the_page_may_load_nothing_else():
+    page = Elements(
+        conversation_html(
+            [user([Image(b"x"), Audio(b"y")])],
+            title="t",
+            media_url=lambda part: '../media/a"b.png' if isinstance(part, Image) else None,
+        )
+    )
+    (image,) = [a["src"] for tag, a in page.tags if tag == "img"]
+    (audio,) = [a["src"] for tag, a in page.tags if tag == "audio"]
+    assert image == '../media/a"b.png' and audio.startswith("data:")
+    (policy,) = [a["content"] for tag, a in page.tags if a.get("http-equiv")]
+    assert "http" not in policy and "img-src data: 'self';" in policy
+
+
+def test_a_table_grows_row_by_row_and_escapes_everything():
+    page = table_page_head(EVIL, ["name", EVIL])
+    page += table_row([EVIL, "1"], link="pages/a b.html") + table_row(["x", EVIL])
+    found = Elements(page)
+    assert (found.count("tr"), found.count("td"), found.count("a")) == (3, 4, 1)
+    assert found.count("script") == found.count("img") == 0
+    assert [a["href"] for tag, a in found.tags if tag == "a"] == ["pages/a b.html"]
+
+
+def test_a_page_of_thousands_of_messages_takes_a_moment_only():
+    messages = [user("q"), assistant("a")] * 5000
+    forks = dict.fromkeys(range(100, 10000, 100), "why")
+    page = conversation_html(messages, title="t", actions=range(1, 10_000, 2), forks=forks)
+    assert page.count("<section") == 10_000
