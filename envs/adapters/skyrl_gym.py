@@ -4,7 +4,7 @@ SkyRL-Gym has an environment for each row of a data set: the row's ``prompt`` op
 everything else of it (the gold answer too) goes to the environment's constructor. Here the rows
 are the tasks, one environment serves all of them, and the rows stay on the environment's side.
 
-    make("relax/SkyRLGym-v0", id="gsm8k", train="train.parquet", eval="test.parquet")
+    make("relax/SkyRLGym-v0", env_id="gsm8k", train="train.parquet", eval="test.parquet")
 
 Actions are text: these environments look for tags such as ``<search>`` in it themselves. Their one
 ``done`` becomes ``terminated``. They have no seed; what is random in them is not repeatable.
@@ -43,7 +43,7 @@ class SkyRLGymEnv(SyncEnv):
 
     def __init__(
         self,
-        id: str,
+        env_id: str,
         *,
         train: str | Path | Sequence[Row],
         eval: str | Path | Sequence[Row] = (),
@@ -52,7 +52,7 @@ class SkyRLGymEnv(SyncEnv):
         """Make the environment.
 
         Args:
-            id: SkyRL-Gym's id, e.g. ``gsm8k``.
+            env_id: SkyRL-Gym's id, e.g. ``gsm8k``.
             train: The rows to train on, or a JSONL or Parquet file of them. A row has ``prompt``
                 and what the environment asks for, such as ``reward_spec``.
             eval: The rows to hold out.
@@ -65,9 +65,9 @@ class SkyRLGymEnv(SyncEnv):
         """
         self._library = require("skyrl_gym", PACKAGE, install=PACKAGE)
         known = self._library.registry
-        if id not in known:
-            raise unknown("SkyRL-Gym environment", id, known)
-        self.id = id
+        if env_id not in known:
+            raise unknown("SkyRL-Gym environment", env_id, known)
+        self._env_id = env_id
         self._config = self._settings(config or {})
         self.tasks = TaskSet(_tasks(train, "train"), _tasks(eval, "eval"))
         self._env: Any = None
@@ -87,7 +87,7 @@ class SkyRLGymEnv(SyncEnv):
         self._task = task = self._choose(given)
         if given:
             raise EnvError(f"unknown reset option {next(iter(given))!r}", hint="task or split")
-        self._env = self._library.make(self.id, env_config=self._config, extras=dict(task.data))
+        self._env = self._library.make(self._env_id, env_config=self._config, extras=dict(task.data))
         prompt = [to_openai(message) for message in task.to_messages()]
         messages, _ = self._env.init(prompt)
         return _messages(messages), {"task": task.id}
@@ -96,7 +96,7 @@ class SkyRLGymEnv(SyncEnv):
         assert self.tasks is not None
         split = given.get("split", "train")
         if given.get("task") is None and not self.tasks.ids(split):
-            raise EnvError(f"{self.id} has no rows in its {split} split")
+            raise EnvError(f"{self._env_id} has no rows in its {split} split")
         task = choose(self, given)
         assert task is not None
         return task
@@ -124,7 +124,7 @@ class SkyRLGymEnv(SyncEnv):
 
 
 def from_skyrl_gym(
-    id: str,
+    env_id: str,
     *,
     train: str | Path | Sequence[Row],
     eval: str | Path | Sequence[Row] = (),
@@ -133,7 +133,7 @@ def from_skyrl_gym(
     """Return one of SkyRL-Gym's environments; see :class:`SkyRLGymEnv`."""
     from relax_agent.envs.registration import make
 
-    return make("relax/SkyRLGym-v0", id=id, train=train, eval=eval, config=config)
+    return make("relax/SkyRLGym-v0", env_id=env_id, train=train, eval=eval, config=config)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

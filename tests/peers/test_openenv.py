@@ -21,7 +21,7 @@ from openenv.core.env_server import (
     State,
     create_fastapi_app,
 )
-from peer_support import assert_pinned
+from peer_support import assert_pinned, run_snippets
 
 from relax_agent.envs import ScriptedPolicy, make_vec, play
 from relax_agent.envs.adapters import from_openenv
@@ -115,10 +115,10 @@ class Sums(MCPEnvironment):
 
 
 @contextlib.contextmanager
-def served(factory, action, observation):
+def served(factory, action, observation, port=0):
     app = create_fastapi_app(factory, action, observation, max_concurrent_envs=32)
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", port))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
@@ -244,3 +244,9 @@ def test_a_server_that_is_not_there_or_goes_away_is_an_error():
     with pytest.raises(EnvError, match=r"lost|says"):
         asyncio.run(env.step(assistant(tool_calls=[guess(1)])))
     asyncio.run(env.close())
+
+
+def test_what_the_page_of_neighbours_shows_runs():
+    """The page's server listens where the snippet looks for it."""
+    with served(Guessing, Guess, Told, port=8000):
+        run_snippets("OpenEnv")

@@ -5,7 +5,7 @@ import json
 import sqlite3
 
 import pytest
-from peer_support import assert_pinned, run_contestant
+from peer_support import assert_pinned, run_contestant, run_snippets
 
 from relax_agent.envs import EnvSpec, ScriptedPolicy, make, play
 from relax_agent.envs.adapters import from_skyrl_gym
@@ -82,7 +82,7 @@ def test_rows_come_from_files_and_the_spec_rebuilds_the_environment(tmp_path, su
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
-    env = make("relax/SkyRLGym-v0", id="gsm8k", train=str(path))
+    env = make("relax/SkyRLGym-v0", env_id="gsm8k", train=str(path))
     again = make(EnvSpec.from_json(env.spec.to_json()))
     assert again.tasks.ids("train") == env.tasks.ids("train") == ("seven", "train-1")
     assert again.tasks.fingerprint() == env.tasks.fingerprint()
@@ -120,3 +120,7 @@ def test_what_is_wrong_is_said():
 
 def test_the_benchmark_s_steps_call_the_tool():
     assert run_contestant("skyrl_gym_steps.py", 100)["tool_steps_per_s"] > 0
+
+
+def test_what_the_page_of_neighbours_shows_runs():
+    run_snippets("SkyRL-Gym")

@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from peer_support import assert_pinned
+from peer_support import assert_pinned, run_snippets
 from textarena.envs.registration import ENV_REGISTRY
 
 from relax_agent.envs import EnvSpec, ScriptedPolicy, make, play
@@ -180,3 +180,7 @@ def test_a_game_that_never_ends_is_truncated():
 def test_names_that_are_left_out_here_are_still_there():
     """Whoever updates the pin looks at the list again."""
     assert all(any(name.startswith(odd) for name in ENV_REGISTRY) for odd in ODD)
+
+
+def test_what_the_page_of_neighbours_shows_runs():
+    run_snippets("TextArena")
