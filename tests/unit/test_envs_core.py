@@ -220,6 +220,30 @@ def test_a_constructor_that_hangs_ends_at_the_limit_of_the_start():
     assert closed.wait(30)
 
 
+def test_an_environment_that_is_built_after_its_caller_has_gone_is_closed():
+    release, entered, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Boots(SyncDice):
+        def __init__(self) -> None:
+            super().__init__()
+            entered.set()
+            release.wait(30)
+
+        def close(self):
+            closed.set()
+
+    async def main():
+        task = asyncio.ensure_future(make_async(EnvSpec("test/Any-v0", Boots)))
+        assert await asyncio.to_thread(entered.wait, 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        release.set()
+        assert await asyncio.to_thread(closed.wait, 30)
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_step_of_a_sync_environment_kills_the_environment():
     release, entered = threading.Event(), threading.Event()
 

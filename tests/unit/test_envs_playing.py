@@ -774,6 +774,18 @@ SCHEMAS = [
         },
     },
     {
+        "properties": {"node": {"$ref": "#/$defs/Node"}},
+        "required": ["node"],
+        "$defs": {
+            "Node": {
+                "type": "object",
+                "properties": {"left": {"$ref": "#/$defs/Side"}, "right": {"$ref": "#/$defs/Side"}},
+                "required": ["left", "right"],
+            },
+            "Side": {"anyOf": [*[{"$ref": "#/$defs/Node"}] * 3, {"type": "null"}]},
+        },
+    },
+    {
         "properties": {
             "all": {
                 "allOf": [

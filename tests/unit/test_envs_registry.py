@@ -512,7 +512,7 @@ def test_a_package_that_pip_installs_brings_its_environments(tmp_path):
     assert done.stdout == "plugged in\nTrue\n", done.stderr
 
 
-def test_a_plugin_that_names_a_class_is_not_called(monkeypatch):
+def test_a_plugin_that_names_a_class_is_not_called(monkeypatch, caplog):
     class Made(Echo):
         def __init__(self) -> None:
             raise AssertionError("nobody asked for one")
@@ -524,3 +524,4 @@ def test_a_plugin_that_names_a_class_is_not_called(monkeypatch):
     monkeypatch.setattr(registration, "entry_points", lambda group: points)
     monkeypatch.setattr(registration, "_loaded_plugins", False)
     assert spec("test/L-v0").entry_point is Echo
+    assert caplog.text == ""

@@ -336,6 +336,22 @@ def test_closing_takes_no_longer_than_its_slowest_allowed(hurry, caplog):
     assert "stuck" in caplog.text
 
 
+def test_closing_waits_for_environments_that_were_given_up():
+    class Slow(Walk):
+        async def close(self):
+            await asyncio.sleep(0.05)
+            await super().close()
+
+    async def main():
+        v = vec(2, kind=EnvSpec("test/Slow-v0", Slow))
+        await v.reset(options=tasks("crash", "2"))
+        await v.step([GO, GO])
+        await v.close()
+        return [env.closed for env in Walk.made], len(asyncio.all_tasks())
+
+    assert asyncio.run(main()) == ([1, 1], 1)
+
+
 def test_cancelling_a_step_reaches_every_slot():
     async def main():
         async with vec() as v:
@@ -391,6 +407,16 @@ def test_plays_come_as_they_end_and_a_hanging_one_stops_nobody():
             return [p.task_id async for p in v.run(always, ["hang", *"12345"], limits=limits)]
 
     assert asyncio.run(main()) == [*"12345", "hang"]
+
+
+def test_an_environment_that_was_closed_for_hanging_is_replaced():
+    async def main():
+        async with vec(1) as v:
+            plays = await all_plays(v, ["hang", "1"], limits=PlayLimits(timeout_s=0.1))
+            return [play.status for play in plays], v.replaced
+
+    ends = [EpisodeStatus.TRUNCATED_TIME, EpisodeStatus.COMPLETED]
+    assert asyncio.run(main()) == (ends, 1)
 
 
 def test_no_more_than_n_run_at_once_and_jobs_are_asked_for_as_slots_are_free():
