@@ -4,7 +4,10 @@ import asyncio
 import json
 import os
 import random
+import re
 import struct
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -162,3 +165,20 @@ def test_no_garbage_is_ever_read_as_a_header() -> None:
         data = rng.randbytes(rng.randrange(60))
         with pytest.raises(Garbage):
             _header(data, 100)
+
+
+def test_the_example_of_the_page_prints_what_it_says(capsys) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(code, "sandbox.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out == "hello\n 14\nZeroDivisionError\n"
+
+
+def test_the_page_names_every_limit_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \| ([\d, ]+) \|", page, re.M)
+    told = {}
+    for names, values in rows:
+        numbers = [int(value.replace(" ", "")) for value in values.split(",")]
+        told |= dict(zip(re.findall(r"`(\w+)`", names), numbers, strict=True))
+    assert told == {each.name: getattr(Limits(), each.name) for each in fields(Limits)}

@@ -132,9 +132,7 @@ class Interpreter:
         for _ in range(2):
             below = children(self._worker)
             if len(below) != 1:
-                raise ToolError(
-                    "the sandbox is not as it was built", kind=ToolErrorKind.UNAVAILABLE
-                )
+                raise _unavailable("the sandbox is not as it was built")
             self._first, self._worker = self._worker, below[0]
         self._first_fd = os.pidfd_open(self._first)
         self._worker_fd = os.pidfd_open(self._worker)
@@ -157,7 +155,6 @@ class Interpreter:
         """Send one request and wait for its reply. The caller sets the time limit.
 
         ``most`` is how many bytes of blobs the reply may have.
-
 
         Whatever goes wrong, cancellation included, the process is killed or has ended.
 
