@@ -87,7 +87,9 @@ class SkyRLGymEnv(SyncEnv):
         self._task = task = self._choose(given)
         if given:
             raise EnvError(f"unknown reset option {next(iter(given))!r}", hint="task or split")
-        self._env = self._library.make(self._env_id, env_config=self._config, extras=dict(task.data))
+        self._env = self._library.make(
+            self._env_id, env_config=self._config, extras=dict(task.data)
+        )
         prompt = [to_openai(message) for message in task.to_messages()]
         messages, _ = self._env.init(prompt)
         return _messages(messages), {"task": task.id}
