@@ -336,7 +336,7 @@ def _page(title: str, body: str, *, facts: str = "", up: str = "", beside: bool 
         facts=facts,
         body=body,
         up=up,
-        beside=" 'self'" if beside else "",
+        beside=" 'self' file:" if beside else "",
     )
 
 

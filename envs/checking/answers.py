@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from relax_agent.envs.checking.lab import CallFailed, Lab, Trace, Turn
@@ -115,11 +116,19 @@ class _Maker:
             return self._number() + 0.5
         if isinstance(value, str):
             return self._text(value)
-        if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        if type(value) in (list, tuple, set, frozenset):
             return type(value)(self.value(item) for item in value)
+        if is_dataclass(value) and not isinstance(value, type):
+            return self._dataclass(value)
         if isinstance(value, dict):
             return {key: self.value(item) for key, item in value.items()}
         return value
+
+    def _dataclass(self, value: Any) -> Any:
+        other = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(other, each.name, self.value(getattr(value, each.name)))
+        return other
 
     def _token(self) -> bytes:
         self._count += 1
@@ -302,9 +311,12 @@ def _leaves(value: Any) -> Iterator[str]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
             yield from _leaves(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from _leaves(getattr(value, each.name))
 
 
 async def _search_real(

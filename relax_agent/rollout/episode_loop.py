@@ -10,7 +10,7 @@ cancelled, and whatever goes wrong becomes the episode's status, with the trace 
     engine aborts and on_abort is "retry"      cancelled
     a message is cut and the env ends on it    truncated_tokens
     no room for another message                truncated_tokens
-    the env truncates, or max_turns is reached truncated_turns
+    the env truncates, or max_turns is reached truncated_turns, or what info["status"] says
     the time is over                           truncated_time
 
 A message that ``max_tokens_per_turn`` cuts goes to the env like any other, with its
@@ -48,6 +48,7 @@ from relax_agent.rollout.limits import (
 from relax_agent.rollout.sampling import PolicySource, SampledTurn, TurnPlan, sample_turn
 
 Ending = tuple[EpisodeStatus, str]
+_LIMITS = {status.value for status in EpisodeStatus if status.value.startswith("truncated_")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +194,21 @@ class _Loop:
             metrics = info.get("metrics") or {}
             self._episode.metrics.update({str(k): float(v) for k, v in metrics.items()})
         ended = bool(terminated or truncated)
-        ending = self._ending(turn, bool(terminated)) if ended else self._out_of_turns()
+        ending = self._ending(turn, bool(terminated), info) if ended else self._out_of_turns()
         if ending is not None:
             self._hear([] if isinstance(observation, Rewrite) else observation)
             return ending
         self._observe(observation, turn)
         return None
 
-    def _ending(self, turn: Turn, terminated: bool) -> Ending:
+    def _ending(self, turn: Turn, terminated: bool, info: dict[str, Any]) -> Ending:
         if turn.finish_reason == "length":
             return EpisodeStatus.TRUNCATED_TOKENS, "the last message was cut"
         if terminated:
             return EpisodeStatus.COMPLETED, ""
-        return EpisodeStatus.TRUNCATED_TURNS, "the environment truncated the episode"
+        stated = str(info.get("status"))  # a limit of a wrapper says which it was
+        status = EpisodeStatus(stated) if stated in _LIMITS else EpisodeStatus.TRUNCATED_TURNS
+        return status, str(info.get("detail") or "the environment truncated the episode")
 
     def _out_of_turns(self) -> Ending | None:
         if len(self._episode.turns) < self._limits.max_turns:

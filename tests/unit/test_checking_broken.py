@@ -10,6 +10,7 @@ import math
 import random
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 
@@ -969,6 +970,52 @@ def test_an_answer_that_the_policy_said_itself_is_no_leak():
             return ScriptedPolicy(lambda messages, tools: "capital 0")
 
     assert [row.status for row in rows_of(Echo, "gold answers")] == ["ok"]
+
+
+@dataclass(frozen=True)
+class Gold:
+    place: str
+    number: int
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        4,
+        -2.5,
+        "B",
+        "17",
+        "-0.25",
+        "a sentence",
+        ["x", 1],
+        ("x",),
+        {"x": {"y": 3}},
+        frozenset({"x"}),
+        '{"city": "Paris"}',
+        Gold("Paris", 3),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("how", [str, repr])
+def test_a_leak_is_found_for_answers_of_every_type(answer, how):
+    """Also where the real answer is too short to be told from chance."""
+
+    class Leaks(OneAnswer):
+        """Broken."""
+
+        tasks = TaskSet([Task(f"q{n}", f"Question {n}?", answer) for n in range(3)])
+
+        def first_messages(self, task):
+            return [user(f"{task.prompt} (hint: {how(task.answer)})")]
+
+    class Keeps(Leaks):
+        """In order."""
+
+        def first_messages(self, task):
+            return [user(task.prompt)]
+
+    assert [row.status for row in rows_of(Leaks, "gold answers")] == ["fail"]
+    assert [row.status for row in rows_of(Keeps, "gold answers")] == ["ok"]
 
 
 def test_choices_that_hold_the_answer_are_no_leak():

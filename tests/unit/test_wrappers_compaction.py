@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_support import FakeEngine, FakeRenderer, ids_of, options, replies, run
 
 from relax_agent.envs import Env, EnvSpec, ScriptedPolicy, Task, ToolEnv, make, play
-from relax_agent.envs.wrappers import Compaction
+from relax_agent.envs.wrappers import Compaction, TokenLimit
 from relax_agent.episode import Episode, EpisodeStatus
 from relax_agent.errors import ConfigError, EnvError
 from relax_agent.messages import (
@@ -344,3 +344,15 @@ def test_it_round_trips_through_a_spec():
     env = Compaction(make("relax/Calculator-v0"), max_messages=9, summarizer=tell)
     again = EnvSpec.from_json(env.spec.to_json()).make()
     assert again.spec.to_json() == env.spec.to_json()
+
+
+def test_the_rollout_loop_takes_the_status_of_the_limit_that_ended_an_episode():
+    env = TokenLimit(Adding(), max_tokens=30)
+    engine = FakeEngine(replies(*['call {"a": 1, "b": 1}'] * 9))
+    episode = Episode("toy", "t1", "g", 7)
+    run(run_episode(env, engine, FakeRenderer(), episode, options(max_turns=20)))
+    assert (episode.status, episode.detail) == (
+        EpisodeStatus.TRUNCATED_TOKENS,
+        "no tokens are left",
+    )
+    assert len(episode.turns) == 2
