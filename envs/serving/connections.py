@@ -124,7 +124,7 @@ class WebSocketConnection:
                 request["blobs"] = [len(blob) for blob in blobs]
             self._broken = True  # until all of the reply is there
             try:
-                await self._ws.send_str(dumps(request).decode())
+                await self._ws.send_frame(dumps(request), WSMsgType.TEXT)
                 for blob in blobs:
                     await self._ws.send_bytes(blob)
             except (aiohttp.ClientError, OSError) as error:

@@ -24,6 +24,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
+from relax_agent.envs.core import Info
 from relax_agent.envs.serving import wire
 from relax_agent.envs.serving.proxies import ProxyEnv
 from relax_agent.envs.serving.session import EnvSession, describe_env
@@ -31,6 +32,7 @@ from relax_agent.envs.serving.wire import Blobs, Json
 from relax_agent.envs.specs import EnvSpec
 from relax_agent.errors import ChildDied, ConfigError, EnvError, ResetNeeded
 from relax_agent.links import LinkedProcess, serve_link
+from relax_agent.messages import Observation
 
 _GRACE_S = 5.0
 """Seconds that closing may take before the child is killed."""
@@ -74,13 +76,15 @@ class ProcessEnv(ProxyEnv):
                 "on_output": _print,
             }
 
-    async def reset(self, **arguments: Any) -> Any:
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
         """Begin an episode; in a new child, if the last one was killed or has died."""
         if self._closed:
             raise ResetNeeded(f"{self._name} is closed", hint="make() another one")
         if not self._link.alive:
             await self._restart()
-        return await super().reset(**arguments)
+        return await super().reset(seed=seed, options=options)
 
     async def _restart(self) -> None:
         with _told(self._name), self._child_arguments() as arguments:

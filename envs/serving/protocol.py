@@ -179,7 +179,8 @@ class Manifest(TypedDict):
     id: str
     tools: list[dict[str, Any]]
     tasks: WireTasks | None
-    step_timeout_s: NotRequired[float | None]
+    step_timeout_s: NotRequired[float]
+    slots: NotRequired[int]
 
 
 REQUESTS: dict[str, TypeAdapter[Any]] = {

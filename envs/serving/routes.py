@@ -67,15 +67,24 @@ class HttpSessions:
     async def ask(self, session_id: str | None, request: Json, blobs: Blobs) -> tuple[Answer, str]:
         """Answer one request; without a session, all but ``step`` and ``close`` begin one."""
         op = request["op"]
-        known = session_id is not None or op in ("step", "close")
-        session = self._find(session_id) if known else None
-        if session is None:
+        if session_id is None and op not in ("step", "close"):
             session = _Session(self._leases.take(), self)
             self._open[session.id] = session
-        answer = await session.ask(request, blobs)
-        if op == "close":
-            await session.end()
+            answer = await self._first(session, request, blobs)
+        else:
+            session = self._find(session_id)
+            answer = await session.ask(request, blobs)
+            if op == "close":
+                await session.end()
         return answer, session.id
+
+    async def _first(self, session: _Session, request: Json, blobs: Blobs) -> Answer:
+        """Ask a new session, which nobody knows of if it fails."""
+        try:
+            return await session.ask(request, blobs)
+        except Exception:
+            await session.end()
+            raise
 
     def _find(self, session_id: str | None) -> _Session:
         session = self._open.get(session_id or "")

@@ -69,6 +69,7 @@ _KINDS: dict[type, Literal["image", "audio", "video"]] = {
     Video: "video",
 }
 _NO_USAGE = Usage()
+_ATOMS = frozenset((str, int, bool, type(None)))
 
 
 class WireError(EnvError):
@@ -101,6 +102,8 @@ def loads(text: str | bytes) -> Json:
 
 def plain_info(call: str, info: Mapping[str, Any]) -> Json:
     """Return an info as JSON data, or raise EnvError naming what cannot travel."""
+    if all(type(key) is str and type(value) in _ATOMS for key, value in info.items()):
+        return dict(info)  # the usual case
     try:
         data: Json = from_json(dumps(dict(info)))
         return data

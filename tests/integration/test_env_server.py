@@ -68,7 +68,11 @@ async def settled(condition):
 async def raw(url):
     """A WebSocket of our own: session and socket."""
     session = aiohttp.ClientSession()
-    return session, await session.ws_connect(url + "/ws")
+    try:
+        return session, await session.ws_connect(url + "/ws")
+    except BaseException:
+        await session.close()
+        raise
 
 
 async def said(ws, **request):
@@ -652,38 +656,36 @@ def test_beyond_the_loopback_there_is_always_a_token(tmp_path):
 # -- nothing is left --------------------------------------------------------------------------
 
 
-def test_three_hundred_episodes_leave_nothing():
-    def resources():
-        gc.collect()
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+def env_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "relax-env"]
 
+
+def test_three_hundred_episodes_leave_nothing():
     async def main():
         async with serving("test/PlainProbe-v0", slots=20) as (url, leases):
 
-            async def batch(count):
-                async def episode(number):
-                    env = await asyncio.to_thread(connect_env, url)
-                    last = ["end", "raise", "cut"][number % 3]
-                    await play(env, ScriptedPolicy(["echo", last]), seed=number)
-                    if number % 4 == 0:
-                        with contextlib.suppress(TimeoutError, EnvError):
-                            async with asyncio.timeout(0.01):
-                                await env.reset()
-                                await env.step(assistant("sleep 0.1"))
-                    await env.close()
+            async def episode(number):
+                env = await asyncio.to_thread(connect_env, url)
+                last = ["end", "raise", "cut"][number % 3]
+                await play(env, ScriptedPolicy(["echo", last]), seed=number)
+                if number % 4 == 0:
+                    with contextlib.suppress(TimeoutError, EnvError):
+                        async with asyncio.timeout(0.01):
+                            await env.reset()
+                            await env.step(assistant("sleep 0.1"))
+                await env.close()
 
+            async def batch(count):
                 for begin in range(0, count, 20):
                     await asyncio.gather(*(episode(begin + n) for n in range(20)))
-                await settled(lambda: leases.taken == 0)
-                await asyncio.sleep(0.2)  # threads that were left in a sleep end with it
+                await settled(lambda: leases.taken == 0 and not env_threads())
+                gc.collect()
+                return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
 
-            await batch(40)
-            tasks = len(asyncio.all_tasks())
-            before = resources()
-            await batch(300)
-            threads, descriptors = resources()
-            assert threads <= before[0] + 2
-            assert descriptors <= before[1] + 2
-            assert len(asyncio.all_tasks()) <= tasks
+            before = await batch(40)
+            after = await batch(300)
+            assert after[0] <= before[0] + 2  # a connection may just be closing
+            assert after[1] <= before[1] + 2
+            assert threading.active_count() < 60  # those of pools stay
 
     run(main())
