@@ -106,5 +106,6 @@ register("relax/Gymnasium-v0", "relax_agent.envs.adapters.gymnasium:GymnasiumEnv
 register("relax/SkyRLGym-v0", "relax_agent.envs.adapters.skyrl_gym:SkyRLGymEnv")
 register("relax/OpenEnv-v0", "relax_agent.envs.adapters.openenv:OpenEnvEnv")
 register("relax/TextArena-v0", "relax_agent.envs.adapters.textarena:TextArenaEnv")
+register("relax/Verifiers-v0", "relax_agent.envs.adapters.verifiers:VerifiersEnv")
 register("relax/ReasoningGym-v0", "relax_agent.envs.adapters.reasoning_gym:ReasoningGymEnv")
 register("relax/GEM-v0", "relax_agent.envs.adapters.gem:GemEnv")

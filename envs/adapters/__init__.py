@@ -10,6 +10,7 @@ from relax_agent.envs.adapters.openenv import from_openenv
 from relax_agent.envs.adapters.reasoning_gym import from_reasoning_gym
 from relax_agent.envs.adapters.skyrl_gym import from_skyrl_gym
 from relax_agent.envs.adapters.textarena import from_textarena
+from relax_agent.envs.adapters.verifiers import from_verifiers
 
 __all__ = [
     "as_gymnasium",
@@ -19,4 +20,5 @@ __all__ = [
     "from_reasoning_gym",
     "from_skyrl_gym",
     "from_textarena",
+    "from_verifiers",
 ]
