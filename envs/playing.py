@@ -20,8 +20,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Awaitable, Mapping
 from typing import Any, TypeAlias
 
 from relax_agent.envs.core import Env, Info, SyncEnv, whole_seed
@@ -182,10 +181,10 @@ class _Player:
                 self._finish(end.status, end.detail)
 
     async def _play(self) -> None:
-        record = self._record
+        record, env, seconds = self._record, self._env, self._limits.step_timeout_s
         options = None if record.task_id is None else {"task": record.task_id}
-        observation, info = await self._call(
-            "reset", partial(self._env.reset, seed=record.seed, options=options)
+        observation, info = await self._limited(
+            "reset", env.reset(seed=record.seed, options=options), seconds
         )
         task = info.get("task", record.task_id)
         record.task_id = task if task is None else str(task)
@@ -193,8 +192,8 @@ class _Player:
         while True:
             action = await self._ask(info)
             self._hear(action)
-            observation, reward, record.terminated, record.truncated, info = await self._call(
-                "step", partial(self._env.step, action)
+            observation, reward, record.terminated, record.truncated, info = await self._limited(
+                "step", env.step(action), seconds
             )
             record.rewards.append(reward)
             self._observe(observation)
@@ -203,35 +202,23 @@ class _Player:
             if record.turns % _BREATHER == 0:
                 await asyncio.sleep(0)
 
-    async def _call(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Await an env call under the limits; whatever it raises is the env's failure."""
-        try:
-            return await self._limited(name, call(), self._limits.step_timeout_s)
-        except (Exception, SystemExit) as error:
-            if isinstance(error, _Ended):
-                raise
-            tool = isinstance(error, ToolError)
-            status = EpisodeStatus.TOOL_FAILURE if tool else EpisodeStatus.ENV_FAILURE
-            raise _Ended(status, f"{name}: {one_line(error)}") from error
-
     async def _ask(self, info: Info) -> AssistantMessage:
-        """Ask whose turn it is for a message; whatever goes wrong is the policy's failure."""
+        """Ask whose turn it is for a message."""
         schemas = self._current_schemas()
         try:
             said: Any = self._policy_for(info).act(list(self._view), schemas)
-            if type(said) is not AssistantMessage and inspect.isawaitable(said):
-                said = await self._limited("policy", said, self._limits.policy_timeout_s)
-            if not isinstance(said, AssistantMessage):
-                raise PolicyError(
-                    f"the policy said a {type(said).__name__}, not an AssistantMessage",
-                    hint="relax_agent.messages.assistant('…') makes one",
-                )
-        except PromptTooLong as error:
-            raise _Ended(EpisodeStatus.TRUNCATED_TOKENS, str(error)) from error
-        except (Exception, SystemExit) as error:
-            if isinstance(error, _Ended):
-                raise
-            raise _Ended(EpisodeStatus.ENGINE_FAILURE, f"policy: {one_line(error)}") from error
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            raise _blamed("policy", error) from error
+        if type(said) is AssistantMessage:
+            return said
+        if inspect.isawaitable(said):
+            said = await self._limited("policy", said, self._limits.policy_timeout_s)
+        if not isinstance(said, AssistantMessage):
+            error = PolicyError(
+                f"it said a {type(said).__name__}, not an AssistantMessage",
+                hint="relax_agent.messages.assistant('…') makes one",
+            )
+            raise _blamed("policy", error)
         return said
 
     def _policy_for(self, info: Info) -> Policy:
@@ -255,7 +242,7 @@ class _Player:
         return self._schemas
 
     async def _limited(self, name: str, call: Awaitable[Any], seconds: float) -> Any:
-        """Await ``call``; past its limit the watch cancels this task."""
+        """Await ``call``; past its limit the watch cancels this task. Failures end the episode."""
         watch = self._watch
         self._waits_for = name
         try:
@@ -271,7 +258,9 @@ class _Player:
                 raise self._late() from None
             if self._left_behind:
                 raise
-            raise RuntimeError("the call was cancelled from inside") from None
+            raise _blamed(name, RuntimeError("the call was cancelled from inside")) from None
+        except (Exception, SystemExit) as error:
+            raise _blamed(name, error) from error
         watch.stop()
         if watch.rang:
             raise self._late()
@@ -344,6 +333,18 @@ _REASONS = {
     for status in EpisodeStatus
     if status.value.startswith("truncated_") or status.value.endswith("_failure")
 }
+
+
+def _blamed(name: str, error: BaseException) -> _Ended:
+    """Say how an episode ends whose ``reset``, ``step`` or policy failed."""
+    if isinstance(error, PromptTooLong) and name == "policy":
+        return _Ended(EpisodeStatus.TRUNCATED_TOKENS, str(error))
+    status = EpisodeStatus.ENV_FAILURE
+    if name == "policy":
+        status = EpisodeStatus.ENGINE_FAILURE
+    elif isinstance(error, ToolError):
+        status = EpisodeStatus.TOOL_FAILURE
+    return _Ended(status, f"{name}: {one_line(error)}")
 
 
 def _truncated(info: Info) -> _Ended:

@@ -72,6 +72,8 @@ class Play:
         if status is EpisodeStatus.RUNNING:
             raise EpisodeError("an episode cannot end as running")
         self.status, self.detail = status, detail
+        if status.value.startswith("truncated_") and not self.terminated:
+            self.truncated = True
 
     def require_running(self) -> None:
         """Raise EpisodeError if the episode has ended."""

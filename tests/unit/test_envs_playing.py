@@ -408,6 +408,10 @@ def test_an_environment_is_usable_again_after_it_failed():
     assert played(env).status is EpisodeStatus.COMPLETED
 
 
+def raise_at_once(error):
+    raise error
+
+
 async def late_answer():
     return assistant("late")
 
@@ -423,6 +427,8 @@ async def late_answer():
         (lambda m, t: exits(), "SystemExit: 0"),
         (lambda m, t: cancels_itself(), "cancelled from inside"),
         (lambda m: late_answer(), "TypeError"),
+        (lambda m, t: raise_at_once(asyncio.CancelledError()), "CancelledError"),
+        (lambda m, t: raise_at_once(SystemExit(2)), "SystemExit: 2"),
     ],
 )
 def test_a_failing_policy_is_a_status(act, words):
@@ -490,6 +496,7 @@ def test_the_time_of_the_whole_episode_ends_any_wait(call):
     record = played(env, policy, limits=PlayLimits(timeout_s=0.02))
     assert record.status is EpisodeStatus.TRUNCATED_TIME
     assert record.detail == f"0.02 s are over (during {call})"
+    assert (record.terminated, record.truncated) == (False, True)
     assert env.closed == (call != "policy")
 
 
