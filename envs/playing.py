@@ -214,11 +214,11 @@ class _Player:
         if inspect.isawaitable(said):
             said = await self._limited("policy", said, self._limits.policy_timeout_s)
         if not isinstance(said, AssistantMessage):
-            error = PolicyError(
+            wrong = PolicyError(
                 f"it said a {type(said).__name__}, not an AssistantMessage",
                 hint="relax_agent.messages.assistant('…') makes one",
             )
-            raise _blamed("policy", error)
+            raise _blamed("policy", wrong)
         return said
 
     def _policy_for(self, info: Info) -> Policy:
