@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from relax_agent.envs.core import Env, Info, StepResult, Wrapper
 from relax_agent.errors import EnvBusy, EnvError, InvalidAction, RelaxError, ResetNeeded, one_line
+from relax_agent.limits import STOPS
 from relax_agent.messages import AssistantMessage, Message, Observation, Rewrite
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Guard(Wrapper):
         """Ask the environment what the members of a group get beside their own rewards."""
         try:
             extra = await self.env.score_group(task_id, members)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._blame("score_group", error)
             raise
         if not isinstance(extra, (list, tuple)) or len(extra) != len(members):
@@ -122,7 +123,7 @@ class Guard(Wrapper):
         self._bar = _NEW
         try:
             await self.env.close()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self._blame("close", error)
             raise
 
@@ -166,8 +167,7 @@ class Guard(Wrapper):
 
     def _blame(self, call: str, error: BaseException) -> None:
         """Raise an EnvError that names the call in the place of what an author's code raised."""
-        ours = isinstance(error, RelaxError)
-        if isinstance(error, (Exception, SystemExit)) and not ours:
+        if not isinstance(error, (RelaxError, *STOPS)):
             raise EnvError(f"{self.label}: {call}() raised {one_line(error)}") from error
 
     def _settled(self, result: Any) -> StepResult:

@@ -58,7 +58,7 @@ class Run:
         """
         self._jobs = JobSource(jobs)
         self._play_one = play_one
-        self._done: asyncio.Queue[Play | Exception | None] = asyncio.Queue(len(slots))
+        self._done: asyncio.Queue[Play | BaseException | None] = asyncio.Queue(len(slots))
         self._workers = [asyncio.create_task(self._work(slot)) for slot in slots]
         self.stopping = False
         self.ended = asyncio.Event()
@@ -70,7 +70,7 @@ class Run:
             item = await self._done.get()
             if item is None:
                 left -= 1
-            elif isinstance(item, Exception):
+            elif isinstance(item, BaseException):
                 raise item
             else:
                 yield item
@@ -79,7 +79,10 @@ class Run:
         try:
             while (job := await self._jobs.next()) is not None:
                 await self._done.put(await self._play_one(slot, job))
-        except Exception as error:
+        except BaseException as error:  # a worker that ends without a word is waited for for ever
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
             if not self.stopping:  # nobody reads any more
                 await self._done.put(error)
         if not self.stopping:

@@ -39,6 +39,7 @@ from relax_agent.envs.specs import (
 from relax_agent.envs.threaded import START_TIMEOUT_S, ThreadedEnv
 from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv, one_line
 from relax_agent.importing import import_named
+from relax_agent.limits import STOPS
 from relax_agent.threads import THREADS
 
 logger = logging.getLogger(__name__)
@@ -279,9 +280,9 @@ def _blamed(what: str) -> Iterator[None]:
     """Name whose code raised, in an EnvError."""
     try:
         yield
-    except RelaxError:
+    except (RelaxError, *STOPS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise EnvError(f"{what} raised {one_line(error)}") from error
 
 

@@ -12,10 +12,17 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from relax_agent.errors import one_line
+
 T = TypeVar("T")
 
 GRACE_S = 5.0
 """How long a call that was told to stop may take to do so before it is left behind."""
+
+
+STOPS = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+"""What no driver of an author's code may take for a failure of that code. All else is one, also
+what is no Exception: ``sys.exit``, or the PanicException of a library written in Rust."""
 
 
 class Overrun(Exception):
@@ -179,6 +186,10 @@ async def contained(call: Awaitable[T]) -> T:
         return await call
     except SystemExit as error:
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
+    except (Exception, *STOPS):
+        raise
+    except BaseException as error:
+        raise RuntimeError(one_line(error)) from error
 
 
 async def stop(task: asyncio.Future[T]) -> None:

@@ -25,6 +25,13 @@ class EpisodeStatus(StrEnum):
         return self not in _UNTRAINABLE
 
 
+TRUNCATIONS = {
+    status.value: status
+    for status in EpisodeStatus
+    if status.value.startswith("truncated_") or status.value.endswith("_failure")
+}
+"""What an environment that truncates may say of it in ``info["status"]``."""
+
 _UNTRAINABLE = {
     EpisodeStatus.RUNNING,
     EpisodeStatus.TOOL_FAILURE,

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from relax_agent.errors import ConfigError, EnvError, MissingExtraError
+from relax_agent.limits import STOPS
 from relax_agent.threads import THREADS
 
 T = TypeVar("T")
@@ -73,6 +74,10 @@ async def _outcome(call: Awaitable[T], deadline: float | None) -> T:
         return task.result()
     except asyncio.CancelledError:  # raised by the function: nobody has cancelled this wait
         raise RuntimeError("was cancelled from inside") from None
+    except (Exception, *STOPS):
+        raise
+    except BaseException as error:
+        raise RuntimeError(words_of(error)) from error
 
 
 async def _give_up(task: asyncio.Future[Any]) -> None:

@@ -27,17 +27,10 @@ from relax_agent.envs.wrappers.functions import plain_arguments
 from relax_agent.envs.wrappers.recording import RecordedEpisode, Recorder
 from relax_agent.errors import ConfigError, StorageError, ToolError
 from relax_agent.messages import AssistantMessage, Observation, Rewrite
-from relax_agent.status import EpisodeStatus
+from relax_agent.status import TRUNCATIONS, EpisodeStatus
 from relax_agent.threads import THREADS
 
 logger = logging.getLogger(__name__)
-
-_STATED = {
-    status.value: status
-    for status in EpisodeStatus
-    if status.value.startswith("truncated_") or status.value.endswith("_failure")
-}
-"""What an environment may say about a truncation, in ``info["status"]``."""
 
 
 class RecordEpisode(Wrapper):
@@ -189,7 +182,7 @@ def _ending(action: AssistantMessage, terminated: bool, info: Info) -> tuple[Epi
         return EpisodeStatus.TRUNCATED_TOKENS, "the last message was cut"
     if terminated:
         return EpisodeStatus.COMPLETED, ""
-    status = _STATED.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
+    status = TRUNCATIONS.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
     return status, str(info.get("detail") or "the environment truncated the episode")
 
 

@@ -46,9 +46,10 @@ from relax_agent.rollout.limits import (
     wait_bounded,
 )
 from relax_agent.rollout.sampling import PolicySource, SampledTurn, TurnPlan, sample_turn
+from relax_agent.status import TRUNCATIONS
+from relax_agent.tools import call_context
 
 Ending = tuple[EpisodeStatus, str]
-_LIMITS = {status.value for status in EpisodeStatus if status.value.startswith("truncated_")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ async def run_episode(
     """
     loop = _Loop(env, source, renderer, episode, options, (member, attempt))
     try:
-        status, detail = await loop.play()
+        with call_context(episode=episode.id):
+            status, detail = await loop.play()
     except Overrun:
         status, detail = EpisodeStatus.TRUNCATED_TIME, f"{options.limits.timeout_s:g} s are over"
     except _EnvFailed as error:
@@ -190,9 +192,11 @@ class _Loop:
         with _blamed("step"):
             observation, reward, terminated, truncated, info = answer
             _require_messages(observation)
-            turn.reward = _finite(reward)
+            turn.reward = _finite(reward, "the reward")
             metrics = info.get("metrics") or {}
-            self._episode.metrics.update({str(k): float(v) for k, v in metrics.items()})
+            self._episode.metrics.update(
+                {str(k): _finite(v, f"the metric {k}") for k, v in metrics.items()}
+            )
         ended = bool(terminated or truncated)
         ending = self._ending(turn, bool(terminated), info) if ended else self._out_of_turns()
         if ending is not None:
@@ -206,8 +210,7 @@ class _Loop:
             return EpisodeStatus.TRUNCATED_TOKENS, "the last message was cut"
         if terminated:
             return EpisodeStatus.COMPLETED, ""
-        stated = str(info.get("status"))  # a limit of a wrapper says which it was
-        status = EpisodeStatus(stated) if stated in _LIMITS else EpisodeStatus.TRUNCATED_TURNS
+        status = TRUNCATIONS.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
         return status, str(info.get("detail") or "the environment truncated the episode")
 
     def _out_of_turns(self) -> Ending | None:
@@ -351,10 +354,10 @@ def _require_messages(observation: object) -> None:
             raise TypeError(f"the observation holds a {type(message).__name__}, not a Message")
 
 
-def _finite(reward: float) -> float:
-    value = float(reward)
+def _finite(number: float, what: str) -> float:
+    value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"the reward is {value}")
+        raise ValueError(f"{what} is {value}")
     return value
 
 

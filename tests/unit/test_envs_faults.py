@@ -1,0 +1,125 @@
+"""One fault, one status: the same whoever drives the environment, whatever kind the fault is."""
+
+import asyncio
+
+import pytest
+from rollout_support import FakeEngine, FakeRenderer, options
+
+from relax_agent.envs import Env, Job, ScriptedPolicy, SyncEnv, make_async, make_vec, register
+from relax_agent.envs.playing import PlayLimits, play
+from relax_agent.episode import Episode
+from relax_agent.messages import user
+from relax_agent.rollout import run_episode
+
+
+class Panic(BaseException):
+    """As libraries written in Rust raise it: no Exception."""
+
+
+def raising(error):
+    def fault():
+        raise error
+
+    return fault
+
+
+def ending(**info):
+    return lambda: ([], 1.0, False, True, info)
+
+
+FAULTS = {
+    "panic": (raising(Panic("index out of bounds")), "env_failure"),
+    "panic in a group": (raising(BaseExceptionGroup("", [Panic("x")])), "env_failure"),
+    "exit": (raising(SystemExit(0)), "env_failure"),
+    "cancelled inside": (raising(asyncio.CancelledError()), "env_failure"),
+    "cut by time": (ending(status="truncated_time"), "truncated_time"),
+    "cut by tokens": (ending(status="truncated_tokens"), "truncated_tokens"),
+    "cut by a failure": (ending(status="env_failure", detail="it froze"), "env_failure"),
+    "cut by a tool": (ending(status="tool_failure", detail="it froze"), "tool_failure"),
+    "cut by nothing known": (ending(status="completed"), "truncated_turns"),
+}
+
+
+@register("faults/Async-v0")
+class Faulty(Env):
+    def __init__(self, kind, place="step"):
+        self.kind, self.place = kind, place
+
+    async def reset(self, *, seed=None, options=None):
+        if self.place == "reset":
+            FAULTS[self.kind][0]()
+        return [user("go")], {}
+
+    async def step(self, action):
+        return FAULTS[self.kind][0]()
+
+
+@register("faults/Plain-v0")
+class PlainFaulty(SyncEnv):
+    def __init__(self, kind, place="step"):
+        self.kind, self.place = kind, place
+
+    def reset(self, *, seed=None, options=None):
+        if self.place == "reset":
+            FAULTS[self.kind][0]()
+        return [user("go")], {}
+
+    def step(self, action):
+        return FAULTS[self.kind][0]()
+
+
+async def in_play(env_id, **kwargs):
+    env = await make_async(env_id, **kwargs)
+    record = await play(env, ScriptedPolicy(["hi"]), limits=PlayLimits(max_turns=2))
+    return record.status
+
+
+async def in_rollout(env_id, **kwargs):
+    env, log = await make_async(env_id, **kwargs), Episode("toy", "t", "g", 7)
+    await run_episode(env, FakeEngine("good"), FakeRenderer(), log, options(max_turns=2))
+    return log.status
+
+
+async def in_vector(env_id, **kwargs):
+    async with make_vec(env_id, 2, **kwargs) as vec, asyncio.timeout(20):
+        records = [r async for r in vec.run(lambda: ScriptedPolicy(["hi"]), [Job(), Job(), Job()])]
+    assert len(records) == 3
+    (status,) = {record.status for record in records}
+    return status
+
+
+@pytest.mark.parametrize("driver", [in_play, in_rollout, in_vector])
+@pytest.mark.parametrize("env_id", ["faults/Async-v0", "faults/Plain-v0"])
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_has_one_status_whoever_drives(kind, env_id, driver):
+    """T154, T158: also for what is no Exception, which once made a vector wait for ever."""
+    status = FAULTS[kind][1]
+    assert asyncio.run(driver(env_id, kind=kind)) == status
+    if status == "env_failure" and not kind.startswith("cut"):
+        assert asyncio.run(driver(env_id, kind=kind, place="reset")) == status
+
+
+class Interrupted:
+    """A policy that ends like a thread whose Ctrl-C nobody caught."""
+
+    def act(self, messages, tools):
+        raise GeneratorExit
+
+
+@pytest.mark.parametrize("jobs", ["plain", "cancelled"])
+def test_a_run_whose_worker_dies_says_so_instead_of_waiting(jobs):
+    """T158: the worker ends without a word that anybody could read."""
+
+    async def cancelled():
+        yield Job()
+        raise asyncio.CancelledError
+
+    async def main():
+        chosen = [Job()] if jobs == "plain" else cancelled()
+        policy = Interrupted() if jobs == "plain" else ScriptedPolicy(["hi"] * 9)
+        async with make_vec("faults/Async-v0", 1, kind="cut by time") as vec, asyncio.timeout(20):
+            async for _ in vec.run(policy, chosen):
+                pass
+
+    with pytest.raises((GeneratorExit, asyncio.CancelledError)):
+        asyncio.run(main())
