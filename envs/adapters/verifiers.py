@@ -161,9 +161,10 @@ class VerifiersEnv(Env):
         told, ended = await self._do(self._episode.go_on(action), "a turn")
         if not ended:
             return told, 0.0, False, False, self._info()
+        failed = self._episode.tool_errors
         await self._end()
         truncated = self.trace.stop_condition in LIMITS
-        return told, self._reward(), not truncated, truncated, self._account()
+        return told, self._reward(), not truncated, truncated, self._account(failed)
 
     async def _do(self, call: Coroutine[Any, Any, T], what: str) -> T:
         """Run verifiers' code; however that fails, the episode is over."""
@@ -212,7 +213,7 @@ class VerifiersEnv(Env):
     def _info(self) -> Info:
         return {"task": self._task_id}
 
-    def _account(self) -> Info:
+    def _account(self, tool_errors: int) -> Info:
         """Say how the episode ended and what counted."""
         trace = self.trace
         rewards = {key: each for key, each in trace.rewards.items() if each is not None}
@@ -225,7 +226,8 @@ class VerifiersEnv(Env):
             "metrics": {
                 "success": float(trace.reward >= 1),
                 "turns": float(trace.num_turns),
-                "tool_calls": float(len(trace.tool_messages)),
+                "tool_calls": float(self._calls()),
+                "tool_errors": float(tool_errors),
                 **{key: each.score for key, each in rewards.items()},
                 **measured,
             },
@@ -233,6 +235,9 @@ class VerifiersEnv(Env):
         if self._loaded.skipped:
             info["skipped"] = list(self._loaded.skipped)
         return info
+
+    def _calls(self) -> int:
+        return sum(len(each.tool_calls or ()) for each in self.trace.assistant_messages)
 
     # -- what outlasts an episode ----------------------------------------------------------------
 

@@ -333,6 +333,11 @@ class Episode:
         return None if self._seat.rollout is None else self._seat.rollout.trace
 
     @property
+    def tool_errors(self) -> int:
+        """Calls of tools that failed."""
+        return 0 if self._seat.rollout is None else self._seat.rollout.tools.errors
+
+    @property
     def runner(self) -> asyncio.Task[None] | None:
         """The task that plays the episode."""
         return self._runner

@@ -129,6 +129,8 @@ def _find(name: str) -> tuple[type[Any], type[Any]]:
             raise ConfigError(
                 f"the package of taskset {name} exports no Taskset", hint="its __all__ must name it"
             )
+    if not hasattr(module, "__all__"):
+        _check_nothing_is_meant(module, (Env, Harness), name)
     if _exported(module, Harness, name) is not None:
         raise ConfigError(
             f"taskset {name} brings a harness of its own, which only verifiers runs",
@@ -172,6 +174,17 @@ def _exported(module: Any, base: type[Any], name: str) -> type[Any] | None:
             hint=f"name one: {module.__name__}:{min(names.split(', '))}",
         )
     return found.pop() if found else None
+
+
+def _check_nothing_is_meant(module: Any, bases: tuple[type[Any], ...], name: str) -> None:
+    """Refuse to guess whether an Env that stands beside a taskset is meant to play it."""
+    for each in vars(module).values():
+        own = isinstance(each, type) and each.__module__ == module.__name__
+        if own and issubclass(each, bases):
+            raise ConfigError(
+                f"taskset {name}: is {each.__name__} meant for it?",
+                hint=f"say so in {module.__name__}: __all__ = [the taskset, and what plays it]",
+            )
 
 
 def _build(kind: type[Any], wish: Wish, config: dict[str, Any]) -> Any:

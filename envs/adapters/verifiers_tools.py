@@ -131,6 +131,8 @@ class Tools:
 
     def __init__(self) -> None:
         self.schemas: list[dict[str, Any]] = []
+        self.errors = 0
+        """Calls that failed."""
         self._by_name: dict[str, InProcess] = {}
         self._own: list[InProcess] = []
 
@@ -164,29 +166,38 @@ class Tools:
         from verifiers.v1.harnesses.utils.compaction import bound_tool_message
         from verifiers.v1.types import ToolMessage
 
-        content = await self._content(call, trace, timeout_s)
+        try:
+            content = await self._content(call, trace, timeout_s)
+        except _CallFailedError as failed:
+            self.errors += 1
+            content = str(failed)
         message = {"role": "tool", "tool_call_id": call_id, "content": content, "name": call.name}
         return ToolMessage.model_validate(bound_tool_message(message))
 
     async def _content(self, call: ToolCall, trace: Any, timeout_s: float) -> Any:
         from mcp.server.mcpserver.exceptions import ToolError
+        from mcp.shared.exceptions import MCPError
 
         refused = refuse(call, self.names)
         if refused is not None:
-            return refused.text
+            raise _CallFailedError(refused.text)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._by_name[call.name].call(call.name, call.arguments, trace)
         except TimeoutError:
             told = f"{call.name} took over {timeout_s:g} s"
-            return ToolResult.failure(ToolErrorKind.TIMEOUT, told).text
-        except ToolError as error:
-            return str(error)
+            raise _CallFailedError(ToolResult.failure(ToolErrorKind.TIMEOUT, told).text) from None
+        except (ToolError, MCPError) as error:
+            raise _CallFailedError(str(error)) from error
 
     async def close(self) -> None:
         """End the toolsets that are this object's own."""
         for each in self._own:
             await each.close()
+
+
+class _CallFailedError(Exception):
+    """What a failed call tells the model. Internal."""
 
 
 class ShownTools:

@@ -74,7 +74,7 @@ class Endless(vf.Taskset[Sum, SumsConfig]):
 
 
 class BoxState(vf.State):
-    opened: list[str] = []
+    opened: list[str] = []  # noqa: RUF012
 
 
 class BoxData(vf.TaskData):
@@ -168,52 +168,6 @@ class Hunts(vf.Taskset[Hunt, HuntsConfig]):
         return [Dice(vf.SharedToolsetConfig())]
 
 
-# -- an Env of its own -----------------------------------------------------------------------------
-
-
-class Riddle(vf.Task[SumData]):
-    @vf.metric
-    async def guesses(self, trace) -> float:
-        return trace.num_turns
-
-
-class GuessConfig(vf.EnvConfig):
-    player: vf.AgentConfig = vf.AgentConfig()
-    guesses: int = 4
-
-
-class GuessEnv(vf.Env[GuessConfig]):
-    async def setup(self, agents):
-        agents.player.trainable = True
-
-    async def run(self, task, agents):
-        random.seed(int(task.data.answer))
-        number = random.randint(1, 8)
-        won = 0.0
-        async with agents.player.interaction(task) as talk:
-            said = await talk.turn("Guess from 1 to 8.")
-            for _ in range(self.config.guesses):
-                if said.terminated:
-                    break
-                await asyncio.sleep(0)
-                if int(said.last_reply) == number:
-                    won = 1.0
-                    break
-                told = "higher" if int(said.last_reply) < number else "lower"
-                said = await talk.turn([{"role": "user", "content": told}])
-        talk.trace.record_reward("won", won, 1.0)
-
-    async def finalize(self, task, episode):
-        (trace,) = episode.traces
-        trace.record_metric("finalized", 1.0)
-
-
-class Guessing(vf.Taskset[Riddle, vf.TasksetConfig]):
-    def load(self):
-        for n in range(5):
-            yield Riddle(SumData(id=f"g{n}", answer=str(n), system_prompt="Say a number."))
-
-
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
@@ -228,7 +182,7 @@ class Odd(Sum):
         if how == "hang":
             await asyncio.sleep(60)
         if how == "block":
-            time.sleep(1.5)
+            time.sleep(1.5)  # noqa: ASYNC251
         return 1.0
 
 
