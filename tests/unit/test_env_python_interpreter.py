@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import sys
 
 import pytest
 
@@ -14,6 +15,8 @@ from relax_agent.messages import ToolCall
 from relax_agent.tools import Toolset
 from relax_agent.tools.python import PythonSession, run_python, shared_sandbox
 from relax_agent.tools.sandbox import Limits, Sandbox
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the strong sandbox is Linux's")
 
 ID = "relax/PythonInterpreter-v0"
 
