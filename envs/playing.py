@@ -43,6 +43,7 @@ from relax_agent.messages import (
     Usage,
 )
 from relax_agent.status import EpisodeStatus
+from relax_agent.tools import call_context
 
 __all__ = ["Play", "PlayLimits", "Policies", "play"]
 
@@ -175,7 +176,8 @@ class _Player:
 
     async def _episode(self) -> None:
         try:
-            await self._play()
+            with call_context(episode=self._record.id):
+                await self._play()
         except _Ended as end:
             if not self._left_behind:
                 self._finish(end.status, end.detail)

@@ -16,7 +16,10 @@ that may be left out, and, ``first_messages`` apart, may be plain or ``async def
     teardown()                   give back what ``setup`` took; called once for each ``setup``
 
 Tools may be methods (``@tool def move(self, …)``): they see the environment's state, and each
-instance has its own.
+instance has its own. Tools whose state is no business of the environment's, such as an interpreter
+or a browser, are classes (``tools = [calculator, PythonSession]``): each episode has an instance of
+its own, ``self.session`` holds them, and it is closed with the episode. A model may hand a picture
+of the conversation to a tool (``image:1``).
 
 An exception in a hook or in ``score`` is the environment's failure: the episode is not trained on.
 A ``score`` that takes over ``score_timeout`` seconds is given up and counts 0, and so is a rubric's
@@ -47,6 +50,7 @@ from relax_agent.errors import (
     ToolErrorKind,
 )
 from relax_agent.messages import AssistantMessage, Message, Observation, ToolCall, system, user
+from relax_agent.references import conversation
 from relax_agent.tools import AnyToolset, Tool, ToolResult, Toolset
 
 __all__ = ["Score", "ToolEnv", "ToolSource", "Transcript"]
@@ -106,6 +110,8 @@ class ToolEnv(Env):
             self.system_prompt = system_prompt
         self.task: Task | None = None
         self.transcript = Transcript()
+        self.session: Any = None
+        """The episode's own tools, where some of them have state; otherwise None."""
         self._running = False
         self._is_set_up = False
         self._turn = 0
@@ -202,6 +208,8 @@ class ToolEnv(Env):
         task = self.task = await self.tasks.fetch(self._choose(dict(options or {})))
         self.transcript = Transcript()
         self._turn, self._sums, self._failed = 0, Counter(), Counter()
+        if getattr(self.tools, "has_sessions", False):
+            self.session = self.tools.session()
         if type(self).setup is not ToolEnv.setup:
             await self._hook("setup", task)
         self._is_set_up = True
@@ -268,11 +276,13 @@ class ToolEnv(Env):
         return messages
 
     async def _results(self, calls: tuple[ToolCall, ...]) -> list[ToolResult]:
-        if len(calls) == 1:
-            return [await self.tools.call(calls[0])]
-        async with asyncio.TaskGroup() as group:
-            jobs = [group.create_task(self.tools.call(call)) for call in calls]
-        return [job.result() for job in jobs]
+        tools: AnyToolset = self.session or self.tools
+        with conversation(self.transcript):
+            if len(calls) == 1:
+                return [await tools.call(calls[0])]
+            async with asyncio.TaskGroup() as group:
+                jobs = [group.create_task(tools.call(call)) for call in calls]
+            return [job.result() for job in jobs]
 
     async def _reply(self) -> list[Message]:
         if type(self).follow_up is ToolEnv.follow_up:
@@ -299,6 +309,14 @@ class ToolEnv(Env):
 
     async def _leave(self) -> None:
         """Call ``teardown`` once for each ``setup``; its failure cannot undo an episode."""
+        session, self.session = self.session, None
+        try:
+            await self._tear_down()
+        finally:
+            if session is not None:
+                await session.close()
+
+    async def _tear_down(self) -> None:
         if not self._is_set_up:
             return
         self._is_set_up = False
@@ -389,7 +407,7 @@ class ToolEnv(Env):
         return [score.reward for score in scores]
 
     async def close(self) -> None:
-        """End the episode. The toolset belongs to whoever made it."""
+        """End the episode, its session included. The toolset belongs to whoever made it."""
         self._running = False
         await self._leave()
 

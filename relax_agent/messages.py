@@ -16,7 +16,10 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
+
+from relax_agent.references import media_schema, read_media
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
@@ -45,6 +48,17 @@ class _Media:
     def data_url(self) -> str:
         """Return the media as ``data:<mime>;base64,…``."""
         return f"data:{self.mime};base64,{base64.b64encode(self.data).decode('ascii')}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Let pydantic read the medium that an argument of a tool names."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(partial(read_media, cls=cls))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
+        return media_schema(cls.__name__.lower())
 
 
 @dataclass(frozen=True, slots=True)

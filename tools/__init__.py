@@ -10,35 +10,47 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relax_agent.errors import ToolError, ToolErrorKind
+from relax_agent.tools.context import call_context, current_call
 from relax_agent.tools.declaration import Tool, ToolLimits, tool
 from relax_agent.tools.result import ToolResult
+from relax_agent.tools.sessions import ToolSession
 from relax_agent.tools.toolset import AnyToolset, Toolset
+from relax_agent.tools.trace import JsonlTrace, ToolEvent, trace_calls
 
 if TYPE_CHECKING:
     from relax_agent.tools.app import create_tool_app
     from relax_agent.tools.client import RemoteToolset
+    from relax_agent.tools.mcp_toolset import McpToolset
     from relax_agent.tools.search import SearchIndex
     from relax_agent.tools.server import open_server, serve
     from relax_agent.tools.sql import SqlDatabase
 
 __all__ = [
     "AnyToolset",
+    "JsonlTrace",
+    "McpToolset",
     "RemoteToolset",
     "SearchIndex",
     "SqlDatabase",
     "Tool",
     "ToolError",
     "ToolErrorKind",
+    "ToolEvent",
     "ToolLimits",
     "ToolResult",
+    "ToolSession",
     "Toolset",
+    "call_context",
     "create_tool_app",
+    "current_call",
     "open_server",
     "serve",
     "tool",
+    "trace_calls",
 ]
 
 _LAZY = {
+    "McpToolset": "relax_agent.tools.mcp_toolset",
     "RemoteToolset": "relax_agent.tools.client",
     "SearchIndex": "relax_agent.tools.search",
     "SqlDatabase": "relax_agent.tools.sql",

@@ -1,20 +1,15 @@
 """``@tool``: a typed function with a docstring becomes a tool.
 
 From that one declaration come the JSON schema in the prompt, the validation of arguments, the
-HTTP route and the limits. A declared tool is still called like the function it was. As a method
-(``def move(self, …)``) it is bound to its instance, so an environment's own state can be a tool's
-state.
+HTTP route and the limits. A declared tool is still called like the function it was.
 
     @tool(timeout=5, idempotent=True, retries=1)
     async def search(query: str, count: int = 3) -> list[str]:
-        '''Search the encyclopedia.
+        '''Search the encyclopedia: a few key words find titles.'''
 
-Args:
-            query: A few key words.
-            count: How many titles to return.
-        '''
-
-Sync functions run in a daemon thread, unless ``inline=True`` says that they never block.
+As a method (``def move(self, …)``) it is bound to its instance: an environment's own state can be
+a tool's state, and a class of such methods can be a session (:mod:`relax_agent.tools.sessions`).
+Plain functions run in a daemon thread, unless ``inline=True`` says that they never block.
 """
 
 from __future__ import annotations
@@ -23,87 +18,44 @@ import asyncio
 import inspect
 import re
 import time
-import weakref
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
+from relax_agent.errors import MediaError, ToolDeclarationError, ToolError, ToolErrorKind
 from relax_agent.threads import THREADS
+from relax_agent.tools.context import seconds_left
+from relax_agent.tools.docstrings import describe
+from relax_agent.tools.limits import MAX_THREADS, Places, ToolLimits
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.schema import Arguments, arguments_of, describe
+from relax_agent.tools.running import Late, reason_of, start, within
+from relax_agent.tools.schema import Arguments, arguments_of
+
+__all__ = ["Owner", "Tool", "ToolLimits", "tool"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+WarmUp = Callable[[], Any]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _RETRIED = {ToolErrorKind.CRASHED, ToolErrorKind.TIMEOUT, ToolErrorKind.UNAVAILABLE}
-_MAX_REASON = 500
-"""Characters of a crash's reason that the model gets to see."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolLimits:
-    """What a tool may take, declared beside the function and enforced by every caller."""
-
-    timeout_s: float = 30.0
-    """Seconds that one attempt may run, its start-up included."""
-    queue_timeout_s: float = 60.0
-    """Seconds that a call may wait for one of the ``max_concurrency`` places."""
-    max_concurrency: int | None = None
-    """Calls that may run at once in one process; None: no limit (threads: 256)."""
-    max_output_bytes: int = 1 << 20
-    """Size of the content of one result."""
-    idempotent: bool = False
-    """Whether a second call does no harm; only then is anything ever retried."""
-    retries: int = 0
-    """Attempts after the first; needs ``idempotent``."""
-
-    def check(self, name: str) -> None:
-        """Raise ToolDeclarationError if a limit makes no sense."""
-        if self.retries and not self.idempotent:
-            raise ToolDeclarationError(
-                f"tool {name}: retries need idempotent=True",
-                hint="a call that timed out may have had its effect already",
-            )
-        if self.timeout_s <= 0 or self.queue_timeout_s <= 0 or self.retries < 0:
-            raise ToolDeclarationError(f"tool {name}: time-outs must be positive, retries ≥ 0")
-        if self.max_output_bytes < 1 or (self.max_concurrency or 1) < 1:
-            raise ToolDeclarationError(f"tool {name}: size and concurrency limits must be ≥ 1")
-
-
-class _Slots:
-    """The places of one tool: a semaphore for each event loop that calls it."""
-
-    def __init__(self, count: int | None) -> None:
-        self._count = count
-        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+class Owner(Protocol):
+    """Whose method a tool is: one instance, opened when it is first needed."""
 
     async def take(self, timeout_s: float) -> Callable[[], None]:
-        """Wait for a place and return the function that gives it back."""
-        if self._count is None:
-            return _nothing
-        loop = asyncio.get_running_loop()
-        places = self._by_loop.setdefault(loop, asyncio.Semaphore(self._count))
-        if places.locked():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await places.acquire()
-            except TimeoutError:
-                raise ToolError(
-                    f"all {self._count} places were busy for {timeout_s:g} s",
-                    kind=ToolErrorKind.UNAVAILABLE,
-                ) from None
-        else:
-            await places.acquire()
-        return places.release
+        """Wait until no other call uses it, and return the function that lets the next one in."""
 
+    async def instance(self) -> Any:
+        """Return the instance; open it if that has not been done."""
 
-def _nothing() -> None:
-    """Give nothing back."""
+    def running(self, future: asyncio.Future[Any]) -> None:
+        """Hear of a call that has begun, so that it can be ended."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, which ends its calls."""
 
 
 class Tool(Generic[P, R]):
@@ -117,15 +69,19 @@ class Tool(Generic[P, R]):
         description: str | None = None,
         limits: ToolLimits | None = None,
         inline: bool = False,
+        requires_session: bool | None = None,
+        warm_up: WarmUp | None = None,
     ) -> None:
         self.function = function
         self.limits = limits or ToolLimits()
-        self.name: str = name or function.__name__
+        self.name: str = name or getattr(function, "__name__", "")
         self.is_method = next(iter(inspect.signature(function).parameters), "") == "self"
         self.inline = inline
+        self.requires_session = self.is_method if requires_session is None else requires_session
+        self.warm_up = warm_up
         self._async = inspect.iscoroutinefunction(function)
         self._check()
-        text, docs = describe(function)
+        text, docs = describe(function, self.name)
         self.description: str = description or text
         if not self.description:
             raise ToolDeclarationError(
@@ -134,8 +90,8 @@ class Tool(Generic[P, R]):
         self.arguments: Arguments = arguments_of(
             function, self.name, skip=int(self.is_method), docs=docs
         )
-        threads = None if self._async or inline else 256
-        self._slots = _Slots(self.limits.max_concurrency or threads)
+        threads = None if self._async or inline else MAX_THREADS
+        self._places = Places(self.limits.max_concurrency or threads)
         self.__doc__ = function.__doc__
         self.__name__ = self.name
         self.__module__ = function.__module__
@@ -185,29 +141,38 @@ class Tool(Generic[P, R]):
         bound: Tool[..., R] = object.__new__(Tool)
         bound.__dict__.update(self.__dict__)
         bound.function = partial(self.function, instance)  # type: ignore[call-arg]
-        bound.is_method = False
+        bound.is_method = bound.requires_session = False
         return bound
 
-    async def invoke(self, arguments: Any) -> ToolResult:
-        """Validate, run within the limits, and return the outcome. Only cancellation raises."""
+    async def invoke(self, arguments: Any, owner: Owner | None = None) -> ToolResult:
+        """Validate, run within the limits, and return the outcome. Only cancellation raises.
+
+        Args:
+            arguments: What the model wrote; anything at all.
+            owner: Whose method this is, if it is one that is not bound.
+        """
         started = time.perf_counter()
+        waits = [0.0]
         try:
             values = self.arguments.validate(arguments)
         except ToolError as error:
-            return self._failed(error, started)
-        for attempt in range(self.limits.retries + 1):
+            return self._failed(error, started, waits)
+        for _ in range(self.limits.retries + 1):
             try:
-                result = self._sized(ToolResult.of(await self._attempt(values)))
-                return result.timed(time.perf_counter() - started)
+                value = await self._attempt(values, owner, waits)
+                result = self._sized(ToolResult.of(value))
+                return result.timed(time.perf_counter() - started, waits[0])
             except ToolError as error:
                 last = error
-            if last.kind not in _RETRIED or attempt == self.limits.retries:
+            left = seconds_left()
+            if last.kind not in _RETRIED or (left is not None and left <= 0):
                 break
-        return self._failed(last, started)
+        return self._failed(last, started, waits)
 
-    def _failed(self, error: ToolError, started: float) -> ToolResult:
+    def _failed(self, error: ToolError, started: float, waits: list[float]) -> ToolResult:
         message = f"{self.name}: {error}"
-        return ToolResult.failure(error.kind, message, time.perf_counter() - started)
+        result = ToolResult.failure(error.kind, message)
+        return result.timed(time.perf_counter() - started, waits[0])
 
     def _sized(self, result: ToolResult) -> ToolResult:
         size, limit = result.size(), self.limits.max_output_bytes
@@ -218,64 +183,104 @@ class Tool(Generic[P, R]):
             )
         return result
 
-    async def _attempt(self, values: dict[str, Any]) -> Any:
+    async def _attempt(
+        self, values: dict[str, Any], owner: Owner | None, waits: list[float]
+    ) -> Any:
         """Run once; every failure becomes a ToolError."""
-        give_back = await self._slots.take(self.limits.queue_timeout_s)
-        limit = asyncio.timeout(self.limits.timeout_s)
+        began = time.perf_counter()
         try:
-            async with limit:
-                return await self._start(values, give_back)
-        except ToolError:
+            give_back = await self._take(owner)
+        finally:
+            waits[0] += time.perf_counter() - began
+        seconds, left = self.limits.timeout_s, seconds_left()
+        if left is not None and left < seconds:
+            seconds = max(0.0, left)
+        try:
+            return await self._start(values, owner, give_back, seconds)
+        except ToolError as error:
+            if owner is not None and owner.closed:
+                words = "the session was closed meanwhile"
+                raise ToolError(words, kind=ToolErrorKind.UNAVAILABLE) from error
             raise
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise ToolError("was cancelled from inside") from None
+        except Late:
+            raise ToolError(f"timed out after {seconds:g} s", kind=ToolErrorKind.TIMEOUT) from None
+        except MediaError as error:
+            raise ToolError(str(error), kind=ToolErrorKind.INVALID_ARGUMENTS) from error
         except (Exception, SystemExit) as error:
-            if limit.expired():
-                raise ToolError(
-                    f"timed out after {self.limits.timeout_s:g} s", kind=ToolErrorKind.TIMEOUT
-                ) from error
-            raise ToolError(f"failed with {_reason(error)}") from error
+            raise ToolError(f"failed with {reason_of(error)}") from error
 
-    async def _start(self, values: dict[str, Any], give_back: Callable[[], None]) -> Any:
-        if not self._async and not self.inline:
+    async def _take(self, owner: Owner | None) -> Callable[[], None]:
+        """Wait for the owner, then for a place; the time for both is one."""
+        limit, left = self.limits.queue_timeout_s, seconds_left()
+        if left is not None:
+            limit = min(limit, max(0.0, left))
+        if owner is None:
+            return await self._places.take(limit)
+        began = time.perf_counter()
+        let_in = await owner.take(limit)
+        try:
+            release = await self._places.take(max(0.0, limit - (time.perf_counter() - began)))
+        except BaseException:
+            let_in()
+            raise
+
+        def give_back() -> None:
+            release()
+            let_in()
+
+        return give_back
+
+    async def _start(
+        self,
+        values: dict[str, Any],
+        owner: Owner | None,
+        give_back: Callable[[], None],
+        seconds: float,
+    ) -> Any:
+        if owner is not None:
+            return await within(self._owned(values, owner, give_back), seconds)
+        if self._async:
+            task = start(partial(self.function, **values))  # type: ignore[arg-type]
+            task.add_done_callback(lambda _: give_back())
+            return await within(task, seconds)
+        if not self.inline:
             # The place is given back when the thread has really ended, not when we stop waiting.
             try:
                 job = THREADS.submit(partial(self.function, **values), give_back)
             except RuntimeError:  # the system has no more threads
                 give_back()
                 raise
-            return await job
-        value: Any = None
-        try:
-            value = self.function(**values)  # type: ignore[call-arg]
-            if not isinstance(value, Awaitable):
-                return value
-            # In a task of its own: a tool that cancels its task ends itself, not its caller.
-            return await asyncio.create_task(_contained(value))
-        finally:
-            give_back()
-            if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == "CORO_CREATED":
-                value.close()  # cancelled before it began: nobody will ever await it
+            began = time.monotonic()
+            value: Any = await within(job, seconds)
+            seconds -= time.monotonic() - began
+        else:
+            try:
+                value = self.function(**values)  # type: ignore[call-arg]
+            finally:
+                give_back()
+        if isinstance(value, Awaitable):  # a plain function that returned a coroutine
+            coroutine = value
+            return await within(start(lambda: coroutine), max(0.0, seconds))
+        return value
 
+    def _owned(
+        self, values: dict[str, Any], owner: Owner, give_back: Callable[[], None]
+    ) -> asyncio.Future[Any]:
+        """Run a method of ``owner``, which is opened first if need be: within the same limit."""
+        jobs: list[asyncio.Future[Any]] = []
 
-async def _contained(call: Awaitable[R]) -> R:
-    """Await ``call``; ``sys.exit`` in it must not end the event loop."""
-    try:
-        return await call
-    except SystemExit as error:
-        raise ToolError(f"failed with {_reason(error)}") from error
+        async def run() -> Any:
+            call = partial(self.function, await owner.instance(), **values)  # type: ignore[call-arg]
+            if self._async:
+                return await call()  # type: ignore[misc]
+            jobs.append(THREADS.submit(call, give_back))
+            value = await jobs[0]
+            return await value if isinstance(value, Awaitable) else value
 
-
-def _reason(error: BaseException) -> str:
-    """Tell an exception in one line, even if it cannot tell itself."""
-    try:
-        words = " ".join(str(error).split())
-    except Exception:
-        words = "(no message)"
-    return f"{type(error).__name__}: {words[:_MAX_REASON]}"
+        task = start(run)
+        task.add_done_callback(lambda _: jobs or give_back())
+        owner.running(task)
+        return task
 
 
 @overload
@@ -292,6 +297,9 @@ def tool(
     idempotent: bool = False,
     retries: int = 0,
     inline: bool = False,
+    requires_session: bool | None = None,
+    sandbox: bool = False,
+    warm_up: WarmUp | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -306,6 +314,9 @@ def tool(
     idempotent: bool = False,
     retries: int = 0,
     inline: bool = False,
+    requires_session: bool | None = None,
+    sandbox: bool = False,
+    warm_up: WarmUp | None = None,
 ) -> Any:
     """Declare a typed function with a docstring as a tool.
 
@@ -321,12 +332,30 @@ def tool(
         retries: Attempts after the first.
         inline: Run a sync function in the event loop itself: only for microseconds of pure
             computing, because no time limit can interrupt it.
+        requires_session: Refuse calls outside a session (``denied``). True for methods; a method
+            with False gets a session of its own for each call outside one.
+        sandbox: Run the function in the sandbox for untrusted code, in a fresh interpreter for
+            each call. It must be self-contained: imports inside, arguments plain data.
+        warm_up: Called once before a server says that it is ready; plain or async.
     """
     limits = ToolLimits(
         timeout, queue_timeout, max_concurrency, max_output_bytes, idempotent, retries
     )
 
     def declare(target: Callable[..., Any]) -> Tool[..., Any]:
-        return Tool(target, name=name, description=description, limits=limits, inline=inline)
+        body = target
+        if sandbox:
+            from relax_agent.tools.sandboxed import in_sandbox
+
+            body = in_sandbox(target, name or target.__name__)
+        return Tool(
+            body,
+            name=name,
+            description=description,
+            limits=limits,
+            inline=inline,
+            requires_session=requires_session,
+            warm_up=warm_up,
+        )
 
     return declare if function is None else declare(function)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -34,6 +34,8 @@ class ToolResult:
     """Why the call failed; None if it did not."""
     duration_s: float = 0.0
     """Seconds that the caller waited."""
+    queued_s: float = 0.0
+    """Seconds of these before anything ran: until its session and one of its places were free."""
 
     @property
     def ok(self) -> bool:
@@ -60,9 +62,10 @@ class ToolResult:
         """Return a failed result with a message that a model can act on."""
         return cls((Text(f"Error: {message}"),), kind, duration_s)
 
-    def timed(self, duration_s: float) -> ToolResult:
-        """Return the same result with another duration."""
-        return replace(self, duration_s=duration_s)
+    def timed(self, duration_s: float, queued_s: float | None = None) -> ToolResult:
+        """Return the same result with other times."""
+        queued_s = self.queued_s if queued_s is None else queued_s
+        return ToolResult(self.content, self.error, duration_s, queued_s)
 
     def size(self) -> int:
         """Bytes of content: UTF-8 text and encoded media."""
@@ -81,6 +84,7 @@ class ToolResult:
             "content": [_part_to_json(part) for part in self.content],
             "error": None if self.error is None else self.error.value,
             "duration_s": self.duration_s,
+            "queued_s": self.queued_s,
         }
 
     @classmethod
@@ -92,6 +96,7 @@ class ToolResult:
                 tuple(_part_from_json(item) for item in data["content"]),
                 None if error is None else ToolErrorKind(error),
                 float(data.get("duration_s", 0.0)),
+                float(data.get("queued_s", 0.0)),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a tool result: {error!r}") from error

@@ -3,30 +3,35 @@
 The parameters become a ``TypedDict`` (not a model: a model reserves names such as ``schema`` or
 ``copy``), so validation returns exactly the keyword arguments that the caller gave, converted.
 Defaults stay the function's own; the schema only mentions them. Argument descriptions come from
-the docstring (Google, NumPy or reST style).
+the docstring, or from ``Annotated[…, Field(description=…)]``. What JSON cannot say is refused when
+the tool is declared (:mod:`relax_agent.tools.types`), never passed off as a string.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import reprlib
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired
 
-import docstring_parser
 import typing_extensions
 from pydantic import ConfigDict, Field, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, PydanticUndefined, to_jsonable_python
 
 from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
+from relax_agent.references import media_schema
+from relax_agent.tools.docstrings import check_described
+from relax_agent.tools.types import MEDIA_FORMATS, refuse_types, takes_media
 
 _MAX_SHOWN = 60
 """Characters of a wrong value that an error message quotes."""
-
+_MAX_NAME = 80
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _MAX_SHOWN
@@ -48,18 +53,26 @@ class Arguments:
     schema: dict[str, Any]
     """A JSON schema of type ``object``, as it stands in a prompt."""
     adapter: TypeAdapter[Any]
+    filled_in: dict[str, Any] = field(default_factory=dict)
+    """Defaults that stand in a ``Field(…)`` and of which the function itself knows nothing."""
+    takes_media: bool = False
+    """Whether a picture, a sound or a video can be among them."""
 
     def validate(self, arguments: Any) -> dict[str, Any]:
         """Return converted keyword arguments, or raise ToolError naming the wrong one."""
         if not isinstance(arguments, dict):
             shown = type(arguments).__name__
             raise _invalid(f"arguments must be one JSON object, not {shown}")
+        for name, value in arguments.items():
+            if isinstance(value, (list, dict)) and _holds_non_number(value):
+                raise _invalid(f"argument '{_name(name)}' holds NaN or Infinity, no JSON numbers")
         try:
-            return self.adapter.validate_python(arguments)
+            values: dict[str, Any] = self.adapter.validate_python(arguments)
         except ValidationError as error:
             raise _invalid(self._explain(error)) from None
-        except (RecursionError, OverflowError) as error:
+        except (RecursionError, OverflowError, UnicodeError) as error:
             raise _invalid(f"arguments cannot be read: {type(error).__name__}") from None
+        return {**self.filled_in, **values} if self.filled_in else values
 
     def _explain(self, error: ValidationError) -> str:
         found = error.errors(include_url=False, include_context=False)
@@ -69,13 +82,36 @@ class Arguments:
         return "; ".join(lines)
 
     def _line(self, item: Mapping[str, Any]) -> str:
-        place = ".".join(str(step) for step in item["loc"])
+        place = _name(".".join(str(step) for step in item["loc"]))
         if item["type"] == "missing":
             return f"argument '{place}' is missing"
         if item["type"] == "extra_forbidden":
             names = ", ".join(self.schema["properties"]) or "none"
             return f"argument '{place}' does not exist (arguments: {names})"
+        if item["type"] == "value_error":  # a validator's own words
+            return f"argument '{place}': {item['msg'].removeprefix('Value error, ')}"
         return f"argument '{place}': {item['msg'].lower()}, got {_shown(item['input'])}"
+
+
+def _name(text: Any) -> str:
+    """Quote what somebody gave as a name, whatever it is."""
+    shown = str(text)
+    return shown if len(shown) <= _MAX_NAME else f"{shown[:_MAX_NAME]}…"
+
+
+def _holds_non_number(value: Any) -> bool:
+    """Tell whether NaN or Infinity stands anywhere in plain data, however deep it is."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return True
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+    return False
 
 
 def _shown(value: Any) -> str:
@@ -91,36 +127,48 @@ def _invalid(message: str) -> ToolError:
     return ToolError(message, kind=ToolErrorKind.INVALID_ARGUMENTS)
 
 
-def describe(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return a function's description and the description of each argument."""
-    parsed = docstring_parser.parse(inspect.getdoc(function) or "")
-    pieces = [parsed.short_description, parsed.long_description]
-    text = "\n\n".join(piece.strip() for piece in pieces if piece)
-    return text, {
-        param.arg_name: " ".join((param.description or "").split()) for param in parsed.params
-    }
-
-
 def arguments_of(
     function: Callable[..., Any], name: str, *, skip: int, docs: Mapping[str, str]
 ) -> Arguments:
-    """Build the arguments of ``function``, without its first ``skip`` parameters."""
+    """Build the arguments of ``function``, without its first ``skip`` parameters.
+
+    Args:
+        function: The tool's function.
+        name: What messages call it.
+        skip: 1 for a method, whose ``self`` is no argument.
+        docs: What the docstring says of each parameter.
+
+    Raises:
+        ToolDeclarationError: A parameter has no name, no type, or a type without a JSON form.
+    """
     parameters = list(inspect.signature(function).parameters.values())[skip:]
+    check_described(name, docs, [each.name for each in parameters])
     hints = _hints(function, name)
     fields = {p.name: _field(p, name, hints, docs) for p in parameters}
     make_typed_dict: Any = typing_extensions.TypedDict
     body: Any = make_typed_dict(name, fields)
-    body.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    body.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+    for each in parameters:
+        refuse_types(hints[each.name], name, each.name)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(body)
         schema = adapter.json_schema(schema_generator=_Schema)
-    except (PydanticSchemaGenerationError, PydanticUserError) as error:
-        reason = str(error).splitlines()[0]
-        raise ToolDeclarationError(
-            f"tool {name}: a parameter's type has no JSON form: {reason}",
-            hint="use str, int, float, bool, lists, dicts, Literal, enums or pydantic models",
-        ) from error
-    return Arguments(_finish(schema, parameters), adapter)
+    except (PydanticSchemaGenerationError, PydanticUserError, PydanticSerializationError) as error:
+        raise _inexpressible(name, error) from error
+    defaults = {p.name: _default(p, name, hints) for p in parameters if p.default is not p.empty}
+    filled = {p.name: defaults[p.name] for p in parameters if isinstance(p.default, FieldInfo)}
+    filled = {each: value for each, value in filled.items() if value is not PydanticUndefined}
+    out = _finish(schema, defaults)
+    return Arguments(out, adapter, filled, takes_media(out))
+
+
+def _inexpressible(name: str, error: Exception) -> ToolDeclarationError:
+    reason = str(error).splitlines()[0]
+    return ToolDeclarationError(
+        f"tool {name}: a parameter's type has no JSON form: {reason}",
+        hint="use str, int, float, bool, lists, dicts, Literal, enums, dataclasses, pydantic"
+        " models, Image, Audio or Video",
+    )
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
@@ -149,17 +197,53 @@ def _field(
     kind = hints[parameter.name]
     if docs.get(parameter.name):
         kind = Annotated[kind, Field(description=docs[parameter.name])]
-    return kind if parameter.default is parameter.empty else NotRequired[kind]
+    default = parameter.default
+    if isinstance(default, FieldInfo):  # count: int = Field(3, ge=1, description="…")
+        facts = default.asdict()
+        words = {key: value for key, value in facts["attributes"].items() if key not in _DEFAULTS}
+        kind = Annotated[(kind, *facts["metadata"], Field(**words))]
+        default = parameter.empty if default.is_required() else default
+    return kind if default is parameter.empty else NotRequired[kind]
 
 
-def _finish(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
-    """Put the schema in one stable order and mention defaults."""
+_DEFAULTS = {"default", "default_factory", "annotation"}
+
+
+def _default(parameter: inspect.Parameter, name: str, hints: Mapping[str, Any]) -> Any:
+    """Return a parameter's default, which must be a value that the model could give as well."""
+    default = parameter.default
+    if isinstance(default, FieldInfo):
+        default = default.get_default(call_default_factory=True)
+    if default is PydanticUndefined:
+        return default
+    try:
+        TypeAdapter(hints[parameter.name]).validate_python(default)
+    except ValidationError as error:
+        told = f"{_shown(default)} is no value of its type"
+        wanted = "None" if default is None else "…"
+        raise ToolDeclarationError(
+            f"tool {name}: the default of '{parameter.name}': {told}",
+            hint=f"annotate it as `… | {wanted}`, or choose another default",
+        ) from error
+    return default
+
+
+def _finish(schema: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the schema in one stable order, mention defaults, and explain media."""
     properties = schema.get("properties", {})
-    for parameter in parameters:
-        if parameter.default is not parameter.empty:
-            properties[parameter.name]["default"] = to_jsonable_python(
-                parameter.default, fallback=repr
-            )
+    for name, default in defaults.items():
+        if default is PydanticUndefined:
+            continue
+        try:
+            properties[name]["default"] = to_jsonable_python(default)
+        except (PydanticSerializationError, ValueError):  # no JSON: the function knows it
+            continue
+    for item in properties.values():
+        kind = item.get("format")
+        if kind in MEDIA_FORMATS and item["type"] == "string":
+            how = media_schema(kind)["description"]
+            if item["description"] != how:
+                item["description"] = f"{item['description']} {how}"
     out: dict[str, Any] = {"type": "object", "properties": properties}
     if schema.get("required"):
         out["required"] = schema["required"]

@@ -1,20 +1,29 @@
 """A toolset: what the model may call. Failures of tools are values, never exceptions.
 
-:class:`Toolset` runs tools in this process. :class:`~relax_agent.tools.client.RemoteToolset` has
+:class:`Toolset` runs tools in this process. Tools with state live in a session, one for each
+episode (:mod:`relax_agent.tools.sessions`). :class:`~relax_agent.tools.client.RemoteToolset` has
 the same interface over HTTP; both are an :class:`AnyToolset`, and an environment cannot tell
 which one it was given.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from relax_agent.errors import ToolDeclarationError, ToolErrorKind
+from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
+from relax_agent.threads import THREADS
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.result import ToolResult
+from relax_agent.tools.running import reason_of
+from relax_agent.tools.sessions import Instance, SessionClass, ToolSession, is_session_class
+from relax_agent.tools.trace import SINKS, Place, tell
+
+ToolLike: TypeAlias = Tool[..., Any] | Callable[..., Any]
 
 
 @runtime_checkable
@@ -38,25 +47,50 @@ class AnyToolset(Protocol):
 class Toolset:
     """An immutable collection of tools that run in this process."""
 
-    def __init__(self, tools: Iterable[Tool[..., Any] | Callable[..., Any]] = ()) -> None:
+    def __init__(self, tools: Iterable[ToolLike] = ()) -> None:
+        """Collect tools: functions, methods of an instance, or classes whose methods are tools.
+
+        Args:
+            tools: In the order in which the model sees them. A class, or ``functools.partial`` of
+                one, is made once for each session (:mod:`relax_agent.tools.sessions`).
+
+        Raises:
+            ToolDeclarationError: Two tools have one name, or something is no tool.
+        """
         self._tools: dict[str, Tool[..., Any]] = {}
+        self._homes: dict[str, SessionClass] = {}
         for item in tools:
+            if is_session_class(item):
+                home = SessionClass(item)
+                for each in home.tools.values():
+                    self._add(each)
+                    self._homes[each.name] = home
+                continue
             declared = item if isinstance(item, Tool) else Tool(item)
-            if declared.name in self._tools:
-                raise ToolDeclarationError(
-                    f"two tools are called {declared.name!r}", hint="rename one: @tool(name=…)"
-                )
             if declared.is_method:
                 raise ToolDeclarationError(
                     f"tool {declared.name} is a method without its instance",
-                    hint="take it from an instance: Toolset([thing.method])",
+                    hint="take it from an instance: Toolset([thing.method]); or name its class:"
+                    " Toolset([Thing])",
                 )
-            self._tools[declared.name] = declared
+            self._add(declared)
+
+    def _add(self, declared: Tool[..., Any]) -> None:
+        if declared.name in self._tools:
+            raise ToolDeclarationError(
+                f"two tools are called {declared.name!r}", hint="rename one: @tool(name=…)"
+            )
+        self._tools[declared.name] = declared
 
     @property
     def names(self) -> tuple[str, ...]:
         """The tools' names, in the order given."""
         return tuple(self._tools)
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether some tools have state of an episode: those want :meth:`session`."""
+        return bool(self._homes) or any(tool.requires_session for tool in self)
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -77,16 +111,72 @@ class Toolset:
         """Return every tool as chat templates and SDKs want it."""
         return [tool.schema() for tool in self]
 
+    def session(self) -> ToolSession:
+        """Return the tools for one episode; close it when the episode ends."""
+        return ToolSession(self, self._homes)
+
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call. Failures are results; only cancellation raises."""
-        refused = refuse(call, self.names)
-        return refused or await self._tools[call.name].invoke(call.arguments)
+        return await self.run(call)
+
+    async def run(
+        self, call: ToolCall, session: ToolSession | None = None, place: Place = "process"
+    ) -> ToolResult:
+        """Run one call in a session, and tell of it."""
+        result = refuse(call, self._tools) or await self._run(call, session)
+        if SINKS:
+            tell(call, result, place)
+        return result
+
+    async def _run(self, call: ToolCall, session: ToolSession | None) -> ToolResult:
+        declared = self._tools[call.name]
+        home = self._homes.get(call.name)
+        if session is None:
+            if declared.requires_session:
+                return ToolResult.failure(ToolErrorKind.DENIED, _NEEDS_SESSION.format(call.name))
+            if home is None:
+                return await declared.invoke(call.arguments)
+            owner = Instance(home)  # of this call alone
+            try:
+                return await declared.invoke(call.arguments, owner)
+            finally:
+                await owner.close()
+        if home is None:
+            return await declared.invoke(call.arguments)
+        try:
+            instance = session.owner(home)
+        except ToolError as error:
+            return ToolResult.failure(error.kind, f"{call.name}: {error}")
+        return await declared.invoke(call.arguments, instance)
+
+    async def warm_up(self) -> None:
+        """Run the tools' warm-up hooks, each once, all at the same time.
+
+        Raises:
+            ToolError: One of them failed.
+        """
+        hooks = {tool.warm_up: tool.name for tool in self if tool.warm_up is not None}
+        async with asyncio.TaskGroup() as group:
+            for hook, name in hooks.items():
+                group.create_task(_warm_up(hook, name))
 
     async def close(self) -> None:
-        """Do nothing: tools in this process hold nothing."""
+        """Do nothing: what sessions hold is theirs to give back."""
 
 
-def refuse(call: ToolCall, names: tuple[str, ...]) -> ToolResult | None:
+_NEEDS_SESSION = "{}: this tool has state and needs a session; open one first"
+
+
+async def _warm_up(hook: Callable[[], Any], name: str) -> None:
+    try:
+        value = hook() if inspect.iscoroutinefunction(hook) else await THREADS.run(hook)
+        if inspect.isawaitable(value):
+            await value
+    except Exception as error:
+        raise ToolError(f"the warm-up of {name} failed with {reason_of(error)}") from error
+
+
+def refuse(call: ToolCall, names: Collection[str]) -> ToolResult | None:
     """Return the failure of a call that no tool can take; None if one of ``names`` can."""
     if call.error is not None:
         message = f"this tool call could not be read: {call.error}"

@@ -238,8 +238,8 @@ def test_a_call_gives_the_same_over_http_as_in_process(call):
     async def body(remote, url):
         return await remote.call(call)
 
-    here = asyncio.run(ALL.call(call)).timed(0.0)
-    there = over_http(ALL, body).timed(0.0)
+    here = asyncio.run(ALL.call(call)).timed(0.0, 0.0)
+    there = over_http(ALL, body).timed(0.0, 0.0)
     assert there == here
 
 

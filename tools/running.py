@@ -1,0 +1,107 @@
+"""Running one attempt of a tool so that its caller never waits longer than it may.
+
+What passes its limit is told to stop and gets a moment for it; code that swallows its cancellation
+is left behind and counted, and so is a plain function, whose thread nobody can stop. Its place
+(:mod:`relax_agent.tools.limits`) is given back when it has really ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from relax_agent.errors import ToolError
+
+T = TypeVar("T")
+
+GRACE_S = 1.0
+"""Seconds that a cancelled tool has to clean up before it is left behind."""
+_MAX_REASON = 500
+"""Characters of a crash's reason that the model gets to see."""
+
+
+class Late(Exception):
+    """An attempt took longer than it may. Internal: becomes a ``timeout``."""
+
+
+class _LeftBehind:
+    """Tools that were given up and still run."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        """So far."""
+        self.running = 0
+        """Now."""
+
+    def add(self, future: asyncio.Future[Any]) -> None:
+        self.total += 1
+        self.running += 1
+        future.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        self.running -= 1
+
+
+LEFT_BEHIND = _LeftBehind()
+
+
+async def within(future: asyncio.Future[T], seconds: float | None) -> T:
+    """Wait for ``future`` for so long, and give it up when the time is over or nobody waits.
+
+    Raises:
+        Late: The time is over.
+        ToolError: It was cancelled, but not by its caller.
+        BaseException: What it raised.
+    """
+    try:
+        await asyncio.wait((future,), timeout=seconds)
+    except asyncio.CancelledError:
+        await give_up(future)
+        raise
+    if not future.done():
+        await give_up(future)
+        raise Late
+    if future.cancelled():
+        raise ToolError("was cancelled from inside")
+    return future.result()
+
+
+async def give_up(future: asyncio.Future[Any]) -> None:
+    """Tell something to stop, and leave it behind if it does not."""
+    if future.done():
+        return
+    future.add_done_callback(_seen)
+    future.cancel()
+    if isinstance(future, asyncio.Task):
+        await asyncio.wait((future,), timeout=GRACE_S)
+        if not future.done():
+            LEFT_BEHIND.add(future)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Look at the outcome of what nobody waits for, so that it is no unseen exception."""
+    if not future.cancelled():
+        future.exception()
+
+
+def start(call: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
+    """Run a coroutine function in a task of its own: one that cancels its task ends itself."""
+    return asyncio.get_running_loop().create_task(_contained(call))
+
+
+async def _contained(call: Callable[[], Awaitable[T]]) -> T:
+    """Await a call; ``sys.exit`` in it must not end the event loop."""
+    try:
+        return await call()
+    except SystemExit as error:
+        raise ToolError(f"failed with {reason_of(error)}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Tell an exception in one line, even if it cannot tell itself."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:
+        words = "(no message)"
+    return f"{type(error).__name__}: {words[:_MAX_REASON]}"
