@@ -83,15 +83,18 @@ class Guard(Wrapper):
         except BaseException as error:
             self._fail("step", error)
             raise
-        if type(result) is tuple and len(result) == 5:
-            observation, reward, terminated, truncated, info = result
+        if type(result) is tuple:
+            try:
+                observation, reward, terminated, truncated, info = result
+            except ValueError:
+                return self._settled(result)
             if (
                 terminated is False
                 and truncated is False
                 and type(reward) is float
                 and reward - reward == 0.0  # neither NaN nor infinite
-                and type(observation) is list
                 and type(info) is dict
+                and type(observation) is list
             ):
                 for message in observation:
                     if type(message) is not Message:
