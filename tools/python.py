@@ -3,7 +3,8 @@
     async with PythonSession() as session:               # one for each episode
         env = MyEnv(tools=[session.python])
 
-:class:`PythonSession` keeps variables, imports and files from call to call. ``run_python`` begins
+:class:`PythonSession` keeps variables, imports and files from call to call. It is a session class:
+``Toolset([PythonSession])`` opens one for each of the toolset's sessions. ``run_python`` begins
 afresh in each call and needs no session, so it can be served as it is: ``relax-agent tools serve
 relax_agent.tools.python``. Both return what a terminal would show, and figures as images. How code
 is held is told in :mod:`relax_agent.tools.sandbox`.

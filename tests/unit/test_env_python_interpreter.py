@@ -204,3 +204,15 @@ def test_sandboxes_are_shared_by_those_who_want_the_same_limits():
     assert shared_sandbox(Limits(timeout_s=3)) is shared_sandbox(Limits(timeout_s=3))
     assert shared_sandbox(Limits(timeout_s=3)) is not shared_sandbox(Limits(timeout_s=4))
     assert isinstance(shared_sandbox(), Sandbox)
+
+
+def test_a_toolset_opens_one_session_of_python_for_each_of_its_own():
+    async def main():
+        toolset = Toolset([PythonSession])
+        async with toolset.session() as one, toolset.session() as two:
+            await one.call(python("x = 1"))
+            return [(await each.call(python("x + 1"))).text for each in (one, two)]
+
+    first, second = asyncio.run(main())
+    assert first == "2"
+    assert "NameError" in second
