@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeAlias
 
@@ -42,7 +43,7 @@ from relax_agent.messages import (
     Rewrite,
     Usage,
 )
-from relax_agent.status import EpisodeStatus
+from relax_agent.status import TRUNCATIONS, EpisodeStatus
 from relax_agent.tools import call_context
 
 __all__ = ["Play", "PlayLimits", "Policies", "play"]
@@ -209,7 +210,9 @@ class _Player:
         schemas = self._current_schemas()
         try:
             said: Any = self._policy_for(info).act(list(self._view), schemas)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
             raise _blamed("policy", error) from error
         if type(said) is AssistantMessage:
             return said
@@ -261,7 +264,11 @@ class _Player:
             if self._left_behind:
                 raise
             raise _blamed(name, RuntimeError("the call was cancelled from inside")) from None
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            if watch.rang:  # it was cancelled: what it raised then is not why it ends
+                raise self._late() from error
             raise _blamed(name, error) from error
         watch.stop()
         if watch.rang:
@@ -309,9 +316,9 @@ class _Player:
         if not metrics:
             return
         try:
-            found = {str(name): float(value) for name, value in metrics.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            words = f"step: info['metrics'] must be numbers by name: {error}"
+            found = {str(name): _finite(value) for name, value in metrics.items()}
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            words = f"step: info['metrics'] must be numbers by name, finite ones: {error}"
             raise _Ended(EpisodeStatus.ENV_FAILURE, words) from error
         self._record.metrics.update(found)
 
@@ -330,11 +337,13 @@ class _Player:
 
 
 _NO_USAGE = Usage()
-_REASONS = {
-    status.value: status
-    for status in EpisodeStatus
-    if status.value.startswith("truncated_") or status.value.endswith("_failure")
-}
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"there is {number}")
+    return number
 
 
 def _blamed(name: str, error: BaseException) -> _Ended:
@@ -351,6 +360,6 @@ def _blamed(name: str, error: BaseException) -> _Ended:
 
 def _truncated(info: Info) -> _Ended:
     """Return how an episode ended that the env truncated: as it says, else by its turns."""
-    stated = _REASONS.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
+    stated = TRUNCATIONS.get(str(info.get("status")), EpisodeStatus.TRUNCATED_TURNS)
     detail = info.get("detail")
     return _Ended(stated, str(detail) if detail else "the environment truncated the episode")

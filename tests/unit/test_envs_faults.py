@@ -1,9 +1,10 @@
 """One fault, one status: the same whoever drives the environment, whatever kind the fault is."""
 
 import asyncio
+import math
 
 import pytest
-from rollout_support import FakeEngine, FakeRenderer, options
+from rollout_support import FakeEngine, FakeRenderer, options, run
 
 from relax_agent.envs import Env, Job, ScriptedPolicy, SyncEnv, make_async, make_vec, register
 from relax_agent.envs.playing import PlayLimits, play
@@ -27,6 +28,10 @@ def ending(**info):
     return lambda: ([], 1.0, False, True, info)
 
 
+def measured(value):
+    return lambda: ([], 1.0, True, False, {"metrics": {"length": value}})
+
+
 FAULTS = {
     "panic": (raising(Panic("index out of bounds")), "env_failure"),
     "panic in a group": (raising(BaseExceptionGroup("", [Panic("x")])), "env_failure"),
@@ -36,8 +41,14 @@ FAULTS = {
     "cut by tokens": (ending(status="truncated_tokens"), "truncated_tokens"),
     "cut by a failure": (ending(status="env_failure", detail="it froze"), "env_failure"),
     "cut by a tool": (ending(status="tool_failure", detail="it froze"), "tool_failure"),
+    "metric nan": (measured(math.nan), "env_failure"),
+    "metric inf": (measured(-math.inf), "env_failure"),
+    "metric huge": (measured(10**400), "env_failure"),
+    "metric text": (measured("long"), "env_failure"),
     "cut by nothing known": (ending(status="completed"), "truncated_turns"),
 }
+
+RAISED = ("panic", "panic in a group", "exit", "cancelled inside")
 
 
 @register("faults/Async-v0")
@@ -95,7 +106,7 @@ def test_a_fault_has_one_status_whoever_drives(kind, env_id, driver):
     """T154, T158: also for what is no Exception, which once made a vector wait for ever."""
     status = FAULTS[kind][1]
     assert asyncio.run(driver(env_id, kind=kind)) == status
-    if status == "env_failure" and not kind.startswith("cut"):
+    if status == "env_failure" and kind in RAISED:
         assert asyncio.run(driver(env_id, kind=kind, place="reset")) == status
 
 
@@ -123,3 +134,30 @@ def test_a_run_whose_worker_dies_says_so_instead_of_waiting(jobs):
 
     with pytest.raises((GeneratorExit, asyncio.CancelledError)):
         asyncio.run(main())
+
+
+class Converting(Env):
+    """Turns its cancellation into an error of its own, as some clients do."""
+
+    async def reset(self, *, seed=None, options=None):
+        return [user("go")], {}
+
+    async def step(self, action):
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise ConnectionError("closed while it waited") from None
+
+
+def test_what_a_cancelled_step_raises_is_not_why_the_episode_ended():
+    """T152: the time was over, in a play as in a rollout."""
+
+    async def main():
+        limits, log = PlayLimits(timeout_s=100.0), Episode("toy", "t", "g", 7)
+        record = await play(Converting(), ScriptedPolicy(["hi"]), limits=limits)
+        await run_episode(
+            Converting(), FakeEngine("good"), FakeRenderer(), log, options(timeout_s=100.0)
+        )
+        return record.status, log.status
+
+    assert run(main()) == ("truncated_time", "truncated_time")
