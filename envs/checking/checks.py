@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from relax_agent.envs.checking.answers import ANSWER_CHECKS
@@ -45,6 +45,7 @@ def check_env(
     raises: bool = True,
     timeout_s: float = 30.0,
     seed: int = 7,
+    on_check: Callable[[str], object] | None = None,
     **kwargs: Any,
 ) -> Report:
     """Check everything that an environment promises, and say what to change.
@@ -59,13 +60,22 @@ def check_env(
             :meth:`Report.require`.
         timeout_s: Seconds that one call of the environment may take.
         seed: Seeds the episodes that are played.
+        on_check: Called with the name of each check as it begins, from another thread.
         **kwargs: Arguments of the environment's constructor.
 
     Raises:
         EnvCheckFailed: Something failed. It has a line for each failure.
         UnknownEnv: No environment is registered under this id.
     """
-    return run_checks(env, ALL_CHECKS, raises=raises, timeout_s=timeout_s, seed=seed, kwargs=kwargs)
+    return run_checks(
+        env,
+        ALL_CHECKS,
+        raises=raises,
+        timeout_s=timeout_s,
+        seed=seed,
+        on_check=on_check,
+        kwargs=kwargs,
+    )
 
 
 def check_seeding(env: Checkable, *, raises: bool = True, **options: Any) -> Report:

@@ -9,12 +9,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from relax_agent.envs.checking.contract import difference
+from relax_agent.envs.checking.contract import UNSTEADY, difference
 from relax_agent.envs.checking.lab import Lab, Trace, breathe
 from relax_agent.envs.checking.places import place_of, place_of_method
 from relax_agent.envs.checking.report import Findings
 from relax_agent.envs.checking.running import Check
 from relax_agent.envs.checking.subject import authors_class
+from relax_agent.envs.core import Env, SyncEnv
+from relax_agent.envs.tool_env import ToolEnv
 
 _CYCLES = 3
 _SETTLE_S = 1.5
@@ -25,6 +27,9 @@ async def _interleaved(lab: Lab, tell: Findings) -> None:
     """T161: two environments, step by step in turns, give what each gives alone."""
     if lab.single:
         tell.skip(_ONE)
+        return
+    if lab.notes.get("unsteady"):
+        tell.skip(UNSTEADY)
         return
     env = await lab.main()
     alone = [lab.sound(await lab.play(env, seed=lab.seed + n)) for n in range(2)]
@@ -60,31 +65,45 @@ async def _both(one: Any, other: Any) -> list[Trace]:
     return [job.result() for job in jobs]
 
 
-async def _tools_apart(lab: Lab, tell: Findings) -> None:
-    """An instance has its own toolset where its tools have state."""
+async def _shared(lab: Lab, tell: Findings) -> None:
+    """No list, dict or set that belongs to a class or to several instances is changed."""
     if lab.single:
         tell.skip(_ONE)
         return
     env = await lab.main()
+    inner = env.unwrapped
     async with lab.fresh() as other:
-        shared = [
-            name
-            for name, value in vars(env.unwrapped).items()
-            if isinstance(value, (dict, list, set))
-            and value is getattr(other.unwrapped, name, None)
-            and not name.startswith("__")
-        ]
-        where = place_of(authors_class(env))
+        shared = {
+            name: "two instances share the very same"
+            for name, value in vars(inner).items()
+            if _changeable(value) and value is getattr(other.unwrapped, name, None)
+        }
+    shared |= dict.fromkeys(_class_attributes(type(inner)), "the class holds")
     changed = [name for name in shared if await _changes(lab, env, name)]
     for name in changed:
-        words = f"two instances share the very same {name}, and an episode changes it"
-        tell.fail(f"{words}; make a new one in __init__ or reset()", where)
+        words = f"{shared[name]} {name!r}, and an episode changes it"
+        tell.fail(f"{words}; make a new one in __init__ or reset()", place_of(type(inner)))
+
+
+def _changeable(value: Any) -> bool:
+    return isinstance(value, (dict, list, set, bytearray))
+
+
+def _class_attributes(kind: type) -> list[str]:
+    """Return the changeable attributes of the author's classes."""
+    return [
+        name
+        for base in kind.__mro__
+        if base not in (object, Env, SyncEnv, ToolEnv)
+        for name, value in vars(base).items()
+        if _changeable(value) and not name.startswith("__")
+    ]
 
 
 async def _changes(lab: Lab, env: Any, name: str) -> bool:
-    before = repr(getattr(env.unwrapped, name))
-    lab.sound(await lab.play(env, seed=lab.seed + 5))
-    return repr(getattr(env.unwrapped, name)) != before
+    before = repr(getattr(env.unwrapped, name, None))
+    lab.sound(await lab.play(env, seed=lab.seed + 5, max_turns=3))
+    return repr(getattr(env.unwrapped, name, None)) != before
 
 
 async def _released(lab: Lab, tell: Findings) -> None:
@@ -165,7 +184,7 @@ def _new_threads(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 
 ISOLATION_CHECKS = [
     Check("isolation", "two environments at a time give what each gives alone", _interleaved),
-    Check("shared state", "instances share nothing that episodes change", _tools_apart),
+    Check("shared state", "instances share nothing that episodes change", _shared),
 ]
 RELEASE_CHECKS = [
     Check("release", "close() leaves no thread, file, process or task behind", _released),

@@ -26,6 +26,10 @@ from relax_agent.messages import AssistantMessage, Message, Rewrite
 
 T = TypeVar("T")
 
+_EPISODE_S = 1.5
+"""Seconds that an episode may take where fewer turns would do."""
+_LEAST_TURNS = 3
+
 
 class CallFailed(Exception):
     """A call of the environment raised."""
@@ -62,6 +66,8 @@ class Turn:
     truncated: bool = False
     given: tuple[Any, Any] = (None, None)
     """The very objects that were returned as observation and info."""
+    comparable: bool = True
+    """Whether the copy of the info was equal to the info; objects of one's own may not be."""
 
     @property
     def messages(self) -> list[Message]:
@@ -124,6 +130,7 @@ class Lab:
         self.notes: dict[str, Any] = {}
         """What one check has found out for the others."""
         self._main: Env | None = None
+        self._step_s = 0.0
 
     # -- environments ------------------------------------------------------------------------
 
@@ -200,7 +207,16 @@ class Lab:
 
     async def step(self, env: Env, action: AssistantMessage) -> Any:
         """Call ``step`` and return what it returned, whatever that is."""
-        return await self.call(env, "step", lambda: env.step(action))
+        began = time.monotonic()
+        result = await self.call(env, "step", lambda: env.step(action))
+        self._step_s = max(0.5 * self._step_s, time.monotonic() - began)
+        return result
+
+    def turns(self, wanted: int) -> int:
+        """Return how many turns to play where so many are wanted: fewer if steps are slow."""
+        if self._step_s * wanted <= _EPISODE_S:
+            return wanted
+        return min(wanted, max(_LEAST_TURNS, round(_EPISODE_S / self._step_s)))
 
     # -- episodes ----------------------------------------------------------------------------
 
@@ -216,6 +232,7 @@ class Lab:
         seed: int | None = None,
         task: str | None = None,
         max_turns: int | None = None,
+        exactly: bool = False,
         after: Callable[[Turn], Any] | None = None,
     ) -> Trace:
         """Play one episode and return its trace, cut where the form is broken.
@@ -226,6 +243,7 @@ class Lab:
             seed: The environment's seed; by default the laboratory's.
             task: The task's id.
             max_turns: Actions at most; by default the laboratory's number.
+            exactly: Play as many also where steps are slow.
             after: Called with every turn; may be async.
         """
         policy = policy or RandomPolicy(self.seed)
@@ -238,7 +256,10 @@ class Lab:
         view = list(turn.messages)
         trace.turns.append(turn)
         await _then(after, turn)
-        for _ in range(max_turns or self.max_turns):
+        wanted = max_turns or self.max_turns
+        for number in range(wanted):
+            if not exactly and number >= self.turns(wanted):
+                break
             action: Any = policy.act(list(view), self.schemas(env))
             if inspect.isawaitable(action):
                 action = await bounded(action, TimeBudget(self.timeout_s).left)
@@ -262,7 +283,8 @@ class Lab:
         actions = trace.actions
         if not actions:
             return await self._only_reset(env, seed, **options)
-        return await self.play(env, Replay(actions), seed=seed, max_turns=len(actions), **options)
+        options |= {"seed": seed, "max_turns": len(actions), "exactly": True}
+        return await self.play(env, Replay(actions), **options)
 
     async def _only_reset(self, env: Env, seed: int, task: str | None = None) -> Trace:
         result = await self.reset(env, seed, self.options(task))
@@ -300,15 +322,24 @@ class Lab:
 def _turn(action: AssistantMessage | None, result: tuple[Any, ...]) -> Turn:
     observation, reward, terminated, truncated, info = result
     seen = observation if isinstance(observation, Rewrite) else list(observation)
+    copied = _copied(info)
     return Turn(
         action,
         seen,
-        _copied(info),
+        copied,
         float(reward),
         bool(terminated),
         bool(truncated),
         (observation, info),
+        _equal(copied, info),
     )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # arrays, for one, are not simply equal or not
+        return False
 
 
 def _copied(info: Any) -> Any:

@@ -29,6 +29,8 @@ _BEAT_S = 0.01
 _LOOK_S = 0.02
 _WARN_S = 0.2
 _FAIL_S = 0.5
+_OFTEN = 3
+"""As many shorter blocks are as bad as a long one."""
 _CONSTRUCTOR_S = 2.0
 """A constructor, with a module's first import, takes its time once in every program."""
 _STUCK_AFTER_S = 5.0
@@ -53,6 +55,7 @@ def run_checks(
     raises: bool,
     timeout_s: float,
     seed: int,
+    on_check: Callable[[str], object] | None = None,
     kwargs: dict[str, Any] | None = None,
 ) -> Report:
     """Run checks in a thread with an event loop of its own and wait for them.
@@ -66,7 +69,7 @@ def run_checks(
     report = Report(subject.label)
     began = time.perf_counter()
     with kept_generators():
-        _Watched(lab, checks, report).run()
+        _Watched(lab, checks, report, on_check).run()
     report.duration_s = time.perf_counter() - began
     return report.require() if raises else report
 
@@ -84,7 +87,14 @@ class _Block:
 class _Watched:
     """A thread that runs checks, and what its watcher knows of it."""
 
-    def __init__(self, lab: Lab, checks: Sequence[Check], report: Report) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        checks: Sequence[Check],
+        report: Report,
+        on_check: Callable[[str], object] | None,
+    ) -> None:
+        self._on_check = on_check or (lambda name: None)
         self._lab = lab
         self._checks = checks
         self._report = report
@@ -92,7 +102,6 @@ class _Watched:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._blocks: list[_Block] = []
-        self._current = ""
         self._left_behind = False
 
     def run(self) -> None:
@@ -144,9 +153,11 @@ class _Watched:
         ]
         rows: list[Row] = []
         for call in dict.fromkeys(block.call for block in seen):
-            worst = max((b for b in seen if b.call == call), key=lambda b: b.seconds)
+            times = [block for block in seen if block.call == call]
+            worst = max(times, key=lambda block: block.seconds)
             once = call == "the constructor"
-            status: Status = "fail" if worst.seconds >= _FAIL_S and not once else "warn"
+            bad = worst.seconds >= _FAIL_S or len(times) >= _OFTEN
+            status: Status = "fail" if bad and not once else "warn"
             words = f"{call} blocks the event loop for {worst.seconds:.2f} s"
             hint = "all episodes of a process wait meanwhile; await what takes long, or write"
             hint += " plain `def` functions, which run in a thread"
@@ -185,7 +196,7 @@ class _Watched:
 
     async def _one(self, check: Check) -> bool:
         """Run one check; tell whether to go on."""
-        self._current = check.name
+        self._on_check(check.name)
         findings = Findings(check.name, check.fine)
         goes_on = True
         try:

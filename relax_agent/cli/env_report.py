@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +15,17 @@ from relax_agent.pages import plain
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _WORDS = {"ok": "ok", "warn": "warning", "fail": "FAILED", "skip": "not done"}
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str], object]]:
+    """Show on a terminal which check runs; silent where nobody looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda name: None
+        return
+    with console.status("building") as status:
+        yield lambda name: status.update(f"checking: {name}")
 
 
 def print_report(report: Report) -> None:

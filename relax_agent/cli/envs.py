@@ -63,13 +63,15 @@ def check(
 
     In a test the same is: from relax_agent.envs import check_env; check_env("my/Env-v0").
     """
-    from relax_agent.cli.env_report import print_report
+    from relax_agent.cli.env_report import print_report, progress
     from relax_agent.envs.checking import check_env
 
     import_modules(modules)
-    report = check_env(
-        env_id, raises=False, timeout_s=timeout, seed=seed, **read_arguments(arguments)
-    )
+    given = read_arguments(arguments)
+    with progress() as on_check:
+        report = check_env(
+            env_id, raises=False, timeout_s=timeout, seed=seed, on_check=on_check, **given
+        )
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -624,8 +624,12 @@ class Blocks(Good):
 class BlocksInReset(Good):
     """Broken."""
 
+    blocked = 0
+
     async def reset(self, *, seed=None, options=None):
-        time.sleep(0.25)  # noqa: ASYNC251
+        if BlocksInReset.blocked < 2:
+            time.sleep(0.25)  # noqa: ASYNC251
+        BlocksInReset.blocked += 1
         return await super().reset(seed=seed, options=options)
 
 
@@ -843,6 +847,7 @@ BROKEN = [
     # other instances
     (SharesAList, "isolation", "fail", "class attribute"),
     (SharesADict, "shared state", "fail", "scores"),
+    (SharesAList, "shared state", "fail", "the class holds 'history'"),
     # objects
     (HandsOutItsList, "fresh objects", "fail", "return a copy"),
     (ReusesItsInfo, "fresh objects", "fail", "new dict"),
@@ -912,6 +917,43 @@ def test_a_step_that_blocks_the_event_loop_is_named_with_its_line():
 def test_a_shorter_block_is_a_warning():
     (row,) = [r for r in rows_of(BlocksInReset, "reset", "event loop") if r.check == "event loop"]
     assert (row.status, row.message[:7]) == ("warn", "reset()")
+
+
+def test_many_shorter_blocks_are_a_failure():
+    class Often(Good):
+        """Broken."""
+
+        async def step(self, action):
+            time.sleep(0.25)  # noqa: ASYNC251
+            return await super().step(action)
+
+    (row,) = [row for row in rows_of(Often, "reset", "event loop") if row.check == "event loop"]
+    assert (row.status, row.message[:6]) == ("fail", "step()")
+
+
+def test_slow_steps_make_the_check_shorter_and_not_endless():
+    class Slow(Endless):
+        """Slow, and without an end."""
+
+        async def step(self, action):
+            await asyncio.sleep(0.3)
+            return await super().step(action)
+
+    began = time.perf_counter()
+    rows = rows_of(Slow, "end", "seed")
+    assert [(row.check, row.status) for row in rows] == [("seed", "ok"), ("end", "skip")]
+    assert time.perf_counter() - began < 20
+
+
+def test_what_comes_of_an_unsteady_episode_is_not_told_five_times():
+    checks = ("seed", "other seeds", "aborted episode", "isolation", "fresh objects")
+    assert [row.status for row in rows_of(NeverSeeds, *checks)] == [
+        "fail",
+        "skip",
+        "skip",
+        "skip",
+        "ok",
+    ]
 
 
 def test_a_step_that_never_returns_ends_the_check_with_its_name():
