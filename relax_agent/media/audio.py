@@ -2,6 +2,10 @@
 
 A sound is read block by block, so a small file that unfolds to hours of silence ends at the limit
 and not at the end of memory.
+
+librosa reads nothing more: its ``load`` uses soundfile, and a program ``ffmpeg`` beside it for the
+rest. It is for features of what was decoded here, ``librosa.feature.melspectrogram(y=samples[0],
+sr=rate)``; the first such call of a process compiles for seconds.
 """
 
 from __future__ import annotations

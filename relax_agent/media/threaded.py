@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from relax_agent.media.audio import MAX_SECONDS, decode_audio
 from relax_agent.media.clock import in_thread
 from relax_agent.media.image import MAX_PIXELS, decode_image
-from relax_agent.media.video import MAX_DECODED_BYTES, VideoFrames, decode_video
+from relax_agent.media.video import MAX_DECODED_BYTES, Backend, VideoFrames, decode_video
 from relax_agent.messages import Audio, Image, Video
 
 if TYPE_CHECKING:
@@ -47,9 +47,16 @@ async def decode_video_async(
     times: Sequence[float] | None = None,
     max_bytes: int = MAX_DECODED_BYTES,
     timeout_s: float = 120.0,
+    backend: Backend = "pyav",
 ) -> VideoFrames:
     """Do what :func:`~relax_agent.media.decode_video` does without blocking the event loop."""
     call = partial(
-        decode_video, part, frames=frames, times=times, max_bytes=max_bytes, timeout_s=timeout_s
+        decode_video,
+        part,
+        frames=frames,
+        times=times,
+        max_bytes=max_bytes,
+        timeout_s=timeout_s,
+        backend=backend,
     )
     return await in_thread(call, timeout_s=timeout_s + _GRACE_S)

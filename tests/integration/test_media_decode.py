@@ -3,6 +3,7 @@
 Most of it is T80: files with one frame, with odd rates, cut off, damaged or not videos at all.
 """
 
+import asyncio
 import functools
 import io
 import random
@@ -17,11 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relax_agent.errors import ConfigError, MediaError
+from relax_agent.errors import ConfigError, MediaError, MissingExtraError
 from relax_agent.media import (
     decode_audio,
     decode_image,
     decode_video,
+    decode_video_async,
     encode_mp4,
     encode_png,
     encode_wav,
@@ -279,6 +281,109 @@ def test_a_timeline_says_when_frames_are_shown():
     assert (len(line.pts), line.duration_s) == (24, 3.0)
     slides = read_timeline(container("gif", "gif", [0, 0.1, 0.5], pix_fmt="rgb8"))
     assert slides.times == pytest.approx([0, 0.1, 0.5])
+
+
+# -- with decord, when it is asked for ---------------------------------------------------------
+
+
+def decord_frames(part, **wishes):
+    pytest.importorskip("decord")
+    return decode_video(part, backend="decord", **wishes)
+
+
+def assert_like_pyav(part, **wishes):
+    ours, theirs = decode_video(part, **wishes), decord_frames(part, **wishes)
+    assert theirs.times == pytest.approx(ours.times, abs=2e-4)
+    assert (theirs.frames.dtype, theirs.frames.shape) == (np.uint8, ours.frames.shape)
+    assert np.abs(theirs.frames.astype(int) - ours.frames).max() <= 2
+    return theirs
+
+
+@pytest.mark.parametrize("fps", [23.976, 1, 1000, 7])
+@pytest.mark.parametrize("count", [1, 3, 25])
+def test_decord_gives_the_same_of_good_files(fps, count):
+    clip = encode_mp4(shades(count), fps)
+    assert numbers(assert_like_pyav(clip).frames) == list(range(count))
+    assert_like_pyav(clip, frames=2)
+    assert_like_pyav(clip, times=[0.0, 0.5 * count / fps, 0.5 * count / fps])
+
+
+@pytest.mark.parametrize("fmt", ["mp4", "mov", "matroska"])
+@pytest.mark.parametrize("gop", ["1", "5", "250"])
+@pytest.mark.parametrize("bf", ["0", "2"])
+def test_decord_jumps_to_the_same_frames(fmt, gop, bf):
+    clip = container(fmt, "libx264", [n / 25 for n in range(30)], Fraction(1, 25), g=gop, bf=bf)
+    chosen = assert_like_pyav(clip, times=[0.0, 0.1, 0.44, 0.45, 0.9, 1.16, 0.1])
+    assert numbers(chosen.frames) == [0, 2, 11, 11, 22, 29, 2]
+
+
+@pytest.mark.parametrize("fmt", ["mp4", "matroska"])
+def test_decord_follows_a_rate_that_varies_by_time(fmt):
+    moments = [n / 10 for n in range(10)] + [1 + n / 40 for n in range(16)]
+    clip = container(fmt, "libx264", moments)
+    chosen = assert_like_pyav(clip, times=[0.55, 1.0, 1.26, 0.3])
+    assert numbers(chosen.frames) == [5, 10, 20, 3]
+    assert_like_pyav(clip, frames=7)
+    thirds = container("matroska", "libx264", [n / 3 for n in range(9)])
+    assert_like_pyav(thirds, times=[n / 3 for n in range(9)])
+    pause = container(fmt, "libx264", [0, *(5000 + n / 25 for n in range(20))])
+    chosen = decord_frames(pause, times=[0, 5000, 5000.04, 5000.44, 5000.76])
+    assert numbers(chosen.frames) == [0, 1, 2, 12, 20]
+
+
+@pytest.mark.parametrize("size", [(31, 47), (50, 100), (48, 80), (33, 50), (32, 96)])
+def test_decord_keeps_the_pixels_of_a_size(size):
+    assert_like_pyav(encode_mp4(shades(3, size), 5))
+
+
+@pytest.mark.parametrize("width", [16, 24, 48, 72])
+def test_a_size_that_decord_cannot_read_is_a_typed_error(width):
+    clip = encode_mp4(shades(3, (32, width)), 5)
+    with pytest.raises(MediaError, match=r"decord cannot read .*→ backend=\"pyav\" may") as told:
+        decord_frames(clip)
+    assert "\n" not in str(told.value)
+    assert len(decode_video(clip).frames) == 3
+
+
+def test_what_decord_cannot_time_or_read_is_a_typed_error():
+    ordered = [n / 25 for n in range(12)]
+    reordered = container("avi", "mpeg4", ordered, Fraction(1, 25), bf="2")
+    with pytest.raises(MediaError, match="decord finds no time"):
+        decord_frames(reordered, frames=4)
+    with pytest.raises(MediaError, match="decord cannot read"):
+        decord_frames(container("gif", "gif", [0, 0.1, 0.5], pix_fmt="rgb8"))
+    with pytest.raises(MediaError, match="not a video"):
+        decord_frames(Video(b"hello, I am a video"))
+
+
+def test_the_limits_hold_for_decord_too():
+    clip = encode_mp4(shades(24), 8)
+    with pytest.raises(MediaError, match="24 frames of 64×32"):
+        decord_frames(clip, max_bytes=64 * 32 * 3 * 20)
+    with pytest.raises(MediaError, match="more than 0 s"):
+        decord_frames(clip, timeout_s=0)
+    with pytest.raises(MediaError, match="no frame at 9 s"):
+        decord_frames(clip, times=[9])
+    with pytest.raises(ConfigError, match="frames=0"):
+        decord_frames(clip, frames=0)
+
+
+def test_decord_without_its_package_and_an_unknown_backend(monkeypatch):
+    """Nothing is decoded with another library instead."""
+    monkeypatch.setitem(sys.modules, "decord", None)
+    clip = encode_mp4(shades(3), 5)
+    with pytest.raises(MissingExtraError, match=r"decord is not installed → pip install"):
+        decode_video(clip, backend="decord")
+    with pytest.raises(ConfigError, match=r"backend='ffmpeg' is not known → pyav, decord"):
+        decode_video(clip, backend="ffmpeg")
+    assert asyncio.run(decode_video_async(clip, backend="pyav")).frames.shape[0] == 3
+
+
+def test_decord_in_a_thread():
+    pytest.importorskip("decord")
+    clip = encode_mp4(shades(6), 5)
+    found = asyncio.run(decode_video_async(clip, frames=3, backend="decord"))
+    assert (found.frames == decode_video(clip, frames=3).frames).all()
 
 
 # -- sounds -----------------------------------------------------------------------------------
