@@ -14,7 +14,6 @@ episode and at the end.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -309,6 +308,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        import fcntl  # not on every system; environments are
+
         with (self.folder / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +14,7 @@ import typer
 from relax_agent.cli.env_new import new
 from relax_agent.cli.env_server import serve
 from relax_agent.cli.options import EnvArguments, EnvId, Modules, import_modules, read_arguments
-from relax_agent.envs import Env, make
+from relax_agent.envs import Env, make, spec
 from relax_agent.messages import Message, Rewrite
 from relax_agent.pages import plain
 
@@ -67,11 +69,9 @@ def check(
     from relax_agent.envs.checking import check_env
 
     import_modules(modules)
-    given = read_arguments(arguments)
+    subject = _with_arguments(env_id, read_arguments(arguments))
     with progress() as on_check:
-        report = check_env(
-            env_id, raises=False, timeout_s=timeout, seed=seed, on_check=on_check, **given
-        )
+        report = check_env(subject, raises=False, timeout_s=timeout, seed=seed, on_check=on_check)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -81,6 +81,14 @@ def check(
 
 app.command()(new)
 app.command()(serve)
+
+
+def _with_arguments(env_id: str, arguments: dict[str, Any]) -> Any:
+    """Return what is to be checked; an argument may be called like an option of the check."""
+    if env_id.startswith(("ws://", "wss://")):
+        return partial(make, env_id, **arguments) if arguments else env_id
+    known = spec(env_id)
+    return replace(known, kwargs={**known.kwargs, **arguments})
 
 
 async def _show(env_id: str, task: str | None, seed: int, arguments: dict[str, Any]) -> None:
