@@ -13,7 +13,8 @@ that may be left out, and, ``first_messages`` apart, may be plain or ``async def
     first_messages(task)         pose the task
     follow_up(task, transcript)  reply to a message without tool calls, instead of ending
     score(task, transcript)      say what the episode was worth
-    teardown()                   give back what ``setup`` took; called once for each ``setup``
+    teardown()                   give back what ``setup`` took; called once for each ``setup``, also
+                                 where that was cut off by a limit, and never cut off itself
 
 Tools may be methods (``@tool def move(self, …)``): they see the environment's state, and each
 instance has its own. Tools whose state is no business of the environment's, such as an interpreter
@@ -60,6 +61,10 @@ logger = logging.getLogger(__name__)
 ToolSource: TypeAlias = AnyToolset | Iterable[Tool[..., Any] | Callable[..., Any]]
 Reply: TypeAlias = str | Message | Sequence[Message] | None
 """What ``follow_up`` returns: text of the user, messages, or None for the end."""
+
+
+class _TookTooLong(EnvError):
+    """A hook passed its time limit."""
 
 
 class ToolEnv(Env):
@@ -114,6 +119,7 @@ class ToolEnv(Env):
         """The episode's own tools, where some of them have state; otherwise None."""
         self._running = False
         self._is_set_up = False
+        self._leaving: asyncio.Future[None] | None = None
         self._turn = 0
         self._sums: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -189,9 +195,19 @@ class ToolEnv(Env):
         try:
             return await call_within(self.hook_timeout, getattr(self, name), *args)
         except Late:
-            raise EnvError(
+            raise _TookTooLong(
                 f"{type(self).__name__}.{name}() took over {self.hook_timeout:g} s"
             ) from None
+
+    async def _set_up(self, task: Task) -> None:
+        """Call ``setup``. What one that was cut off has taken is given back, like all else."""
+        try:
+            await self._hook("setup", task)
+        except _TookTooLong:
+            raise
+        except Exception:
+            self._is_set_up = False
+            raise
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -210,9 +226,9 @@ class ToolEnv(Env):
         self._turn, self._sums, self._failed = 0, Counter(), Counter()
         if getattr(self.tools, "has_sessions", False):
             self.session = self.tools.session()
-        if type(self).setup is not ToolEnv.setup:
-            await self._hook("setup", task)
         self._is_set_up = True
+        if type(self).setup is not ToolEnv.setup:
+            await self._set_up(task)
         messages = self._messages("first_messages", self.first_messages(task))
         if self.system_prompt:
             told: list[Any] = [self.system_prompt]
@@ -317,14 +333,19 @@ class ToolEnv(Env):
                 await session.close()
 
     async def _tear_down(self) -> None:
-        if not self._is_set_up:
-            return
-        self._is_set_up = False
-        if type(self).teardown is not ToolEnv.teardown:
-            try:
-                await self._hook("teardown")
-            except Exception as error:
-                logger.warning("%s.teardown(): %s", type(self).__name__, words_of(error))
+        if self._is_set_up:
+            self._is_set_up = False
+            if type(self).teardown is not ToolEnv.teardown:
+                self._leaving = asyncio.ensure_future(self._give_back())
+        # Who is cancelled here does not cut it short: the next reset or close waits for it.
+        if self._leaving is not None and not self._leaving.done():
+            await asyncio.shield(self._leaving)
+
+    async def _give_back(self) -> None:
+        try:
+            await self._hook("teardown")
+        except Exception as error:
+            logger.warning("%s.teardown(): %s", type(self).__name__, words_of(error))
 
     async def _score_step(self, rubric: Rubric, info: Info) -> float:
         score = await rubric.score_step(self._task(), self.transcript)

@@ -632,6 +632,51 @@ def test_a_setup_that_fails_is_told_and_a_teardown_that_fails_is_logged(caplog):
     assert "nothing was opened" not in caplog.text
 
 
+class Leased(Database):
+    """Counts what its setups take and its teardowns give back; both need several rounds."""
+
+    def __init__(self):
+        super().__init__()
+        self.taken = self.given = self.running = 0
+
+    async def setup(self, task):
+        self.rows = [task.answer]
+        await asyncio.sleep(0)
+        self.taken += 1
+        await asyncio.sleep(0)
+
+    async def teardown(self):
+        self.running += 1
+        await asyncio.sleep(0)
+        self.given = self.taken
+        await asyncio.sleep(0)
+        self.running -= 1
+
+
+def test_what_setup_took_is_given_back_wherever_an_episode_is_cancelled():
+    """T160's kind: a cancellation between two calls, or within one, loses nothing."""
+
+    async def cancelled_after(rounds):
+        env = Leased()
+        task = asyncio.create_task(run(env, assistant("1")))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        over = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        await env.close()
+        assert (env.given, env.running) == (env.taken, 0), rounds
+        return over, env.taken
+
+    async def main():
+        rounds, taken = 0, 0
+        while not (found := await cancelled_after(rounds))[0]:
+            rounds, taken = rounds + 1, taken + found[1]
+        assert rounds > 5 and taken > 5
+
+    asyncio.run(main())
+
+
 def test_hooks_that_hang_are_given_up():
     """T152's kind: the limit covers what opens an episode."""
     release = threading.Event()
