@@ -23,14 +23,22 @@ from typing import Any, Protocol
 
 from relax_agent.errors import ConfigError, MissingExtraError, RenderError
 from relax_agent.messages import AssistantMessage, Message, ToolCall, parts, to_openai, user
+from relax_agent.rendering.parsers.values import (
+    MALFORMED,
+    NO_NAME,
+    NOT_JSON,
+    UNCLOSED,
+    checked_call,
+    repeated_key,
+)
 from relax_agent.rendering.settings import RendererSettings
 from relax_agent.rendering.tokens import load_tokenizer
 
 _BROKEN = {
-    "invalid_json": "the call is not valid JSON",
-    "unclosed_block": "the call has no closing tag",
-    "missing_name": "the call names no tool",
-    "malformed_structure": "the call does not follow the format",
+    "invalid_json": NOT_JSON,
+    "unclosed_block": UNCLOSED,
+    "missing_name": NO_NAME,
+    "malformed_structure": MALFORMED,
     "unknown_tool": "there is no such tool",
 }
 
@@ -292,11 +300,7 @@ def _problem(parsed: Any, name: str) -> str | None:
     if parsed.status != "ok":
         return _BROKEN.get(str(parsed.status), f"the call is broken ({parsed.status})")
     if not name:
-        return _BROKEN["missing_name"]
-    if not isinstance(parsed.arguments, dict):
-        return "the arguments are not a JSON object"
-    try:
-        json.dumps([name, parsed.arguments], allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return "the arguments hold NaN, infinity or broken Unicode"
-    return None
+        return NO_NAME
+    if repeated := repeated_key(parsed.raw or ""):  # the package takes the last one
+        return f"{NOT_JSON}: {repeated}"
+    return checked_call(name, parsed.arguments).error

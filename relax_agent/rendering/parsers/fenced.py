@@ -28,6 +28,7 @@ from relax_agent.rendering.parsers.values import (
     NOT_JSON,
     UNCLOSED,
     broken,
+    guess_json,
     looks_like_a_call,
     object_call,
     read_json,
@@ -83,11 +84,8 @@ def _block(tape: Tape, before: str, *, meant: bool) -> Steps[None]:
 
 
 def _shaped(body: str, closed: bool) -> list[ToolCall]:
-    try:
-        items = _items(read_json(body)) if closed else []
-    except ValueError:
-        return []
-    return [object_call(item) for item in items] if all(map(looks_like_a_call, items)) else []
+    items = _items(guess_json(body)) if closed else []
+    return _meant(body, closed) if items and all(map(looks_like_a_call, items)) else []
 
 
 def _meant(body: str, closed: bool) -> list[ToolCall]:

@@ -27,11 +27,10 @@ from relax_agent.rendering.parsers.values import (
     MALFORMED,
     UNCLOSED,
     broken,
+    guess_json,
     json_call,
     json_value,
     looks_like_a_call,
-    object_call,
-    read_json,
 )
 
 OPENER = "<|python_tag|>"
@@ -55,7 +54,7 @@ def _objects(tape: Tape, *, marked: bool) -> Steps[None]:
         text, whole = "", False
         if (yield from peek(tape)) == "{":
             text, whole = yield from json_value(tape)
-        call = _marked(text, whole) if marked else _bare(text, whole)
+        call = _marked(text, whole) if marked else _bare(text)
         yield call if call else text
         if not call:
             return
@@ -81,9 +80,5 @@ def _marked(text: str, whole: bool) -> ToolCall:
     return broken(UNCLOSED if text else MALFORMED)
 
 
-def _bare(text: str, whole: bool) -> ToolCall | None:
-    try:
-        value = read_json(text) if whole else None
-    except ValueError:
-        return None
-    return object_call(value) if looks_like_a_call(value) else None
+def _bare(text: str) -> ToolCall | None:
+    return json_call(text) if looks_like_a_call(guess_json(text)) else None

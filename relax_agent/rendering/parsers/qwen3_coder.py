@@ -114,7 +114,7 @@ def _parameter(tape: Tape, values: _Values) -> Steps[str]:
         if not mark:
             return ""
         space = yield from run(tape, SPACE)
-        if mark == _FUNCTION_END and ((yield from skip(tape, _END)) or not tape.next()):
+        if mark == _FUNCTION_END and (yield from skip(tape, _END)):
             values.add(key, "".join(value))
             return _END
         if mark == _END and (tape.next(len(OPENER)) == OPENER or not tape.next()):

@@ -38,7 +38,9 @@ def json_call(text: str) -> ToolCall:
     try:
         return object_call(read_json(text))
     except ValueError as error:
-        return broken(f"{NOT_JSON}: {error}")
+        known = guess_json(text)
+        name = known.get("name") if isinstance(known, dict) else None
+        return broken(f"{NOT_JSON}: {error}", name if isinstance(name, str) else "")
 
 
 def object_call(value: Any) -> ToolCall:
@@ -58,6 +60,14 @@ def checked_call(name: str, arguments: Any) -> ToolCall:
         return broken(wrong, name)
     problem = unsendable([name, arguments])
     return broken(problem, name) if problem else ToolCall(name, arguments)
+
+
+def guess_json(text: str) -> Any:
+    """Read JSON leniently, None if it is none: a call with a key twice has the shape of one."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def looks_like_a_call(value: Any) -> bool:
