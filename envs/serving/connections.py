@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import socket
 from typing import Any, Protocol
 
@@ -47,8 +48,11 @@ class Connection(Protocol):
     async def close(self) -> None:
         """Let go of the environment."""
 
+    async def interrupt(self) -> None:
+        """Give up the request that runs, and the episode with it. Takes no time."""
+
     async def drop(self) -> None:
-        """Let go without a word, also of a connection whose loop has ended."""
+        """Let go of what was interrupted, or lost its loop."""
 
 
 class SlotWait:
@@ -91,7 +95,7 @@ class WebSocketConnection:
         cls, url: str, token: str | None, timeout_s: float, slot_timeout_s: float
     ) -> WebSocketConnection:
         """Connect, waiting for a free environment if there is none."""
-        session = _session(token)
+        session = _session(token, timeout_s)
         wait = SlotWait(url, slot_timeout_s)
         try:
             while True:
@@ -170,11 +174,18 @@ class WebSocketConnection:
         finally:
             await self._session.close()
 
+    async def interrupt(self) -> None:
+        """Give up the request that runs: the server sees the connection end."""
+        self._broken = True
+        await self._session.close()
+
     async def drop(self) -> None:
-        """Let go without a word, also of a connection whose loop has ended."""
-        if self.loop.is_closed():
+        """Let go, also of a connection whose loop has ended."""
+        if self.loop is asyncio.get_running_loop():
+            await self._session.close()
+        else:  # the socket closes with its last reference
             _disown(self._ws)
-        await _drop(self._session, self.loop)
+            self._session.detach()
 
     def __del__(self) -> None:
         if self.loop.is_closed():
@@ -183,26 +194,38 @@ class WebSocketConnection:
 
 
 class HttpConnection:
-    """One environment behind HTTP requests, known by the id of its session."""
+    """One environment behind HTTP requests, known by the id of its session in any event loop."""
 
     def __init__(
         self, url: str, token: str | None, timeout_s: float, slot_timeout_s: float
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._url = url
+        self._token = token
         self._timeout_s = timeout_s
         self._slot_timeout_s = slot_timeout_s
-        self._session = _session(token)
-        self._id: str | None = None
+        self._session = _session(token, timeout_s)
+        self._id = secrets.token_urlsafe(18)
+        self._asked = False
         self._lock = asyncio.Lock()
+        self._stale = False
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked from the running loop."""
-        return self.loop is asyncio.get_running_loop()
+        """Whether it can be asked."""
+        return not self._stale
+
+    def _client(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self.loop is not loop:
+            self._session.detach()
+            self._session = _session(self._token, self._timeout_s)
+            self.loop, self._lock = loop, asyncio.Lock()
+        return self._session
 
     async def ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
         """Send a request and return its reply; raise what it failed with, or Lost."""
+        self._client()
         wait = SlotWait(self._url, self._slot_timeout_s)
         async with self._lock:
             while True:
@@ -211,7 +234,6 @@ class HttpConnection:
                     break
                 await wait.again()
         if status == 404:
-            self._id = None
             raise Lost(error_from_json(reply.get("error"), EnvError).message)
         if "error" in reply:
             raise error_from_json(reply["error"], EnvError)
@@ -219,19 +241,19 @@ class HttpConnection:
 
     async def _post(self, request: Json, blobs: Blobs) -> tuple[int, Json, Blobs]:
         body = {name: value for name, value in request.items() if name != "op"}
-        headers = {} if self._id is None else {SESSION_HEADER: self._id}
+        headers = {SESSION_HEADER: self._id}
+        self._asked = True
         if blobs:
             data, headers["Content-Type"] = pack({"id": 0, **body}, blobs), FRAME_TYPE
         else:
             data, headers["Content-Type"] = dumps(body), "application/json"
         try:
-            async with self._session.post(
+            async with self._client().post(
                 f"{self._url}/{request['op']}", data=data, headers=headers
             ) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(f"{type(error).__name__}: {error}") from error
-        self._id = response.headers.get(SESSION_HEADER, self._id)
         if response.content_type == FRAME_TYPE:
             return response.status, *_unpack(raw)
         return response.status, loads(raw), []
@@ -239,7 +261,7 @@ class HttpConnection:
     async def close(self) -> None:
         """Give the environment back."""
         try:
-            if self._id is not None:
+            if self._asked:
                 async with asyncio.timeout(_CLOSE_S):
                     await self._post({"op": "close"}, [])
         except (TimeoutError, Lost):
@@ -247,9 +269,13 @@ class HttpConnection:
         finally:
             await self._session.close()
 
+    async def interrupt(self) -> None:
+        """Give up the request that runs; the server hears of it at :meth:`drop`."""
+        self._stale = True
+
     async def drop(self) -> None:
-        """Let go without a word."""
-        await _drop(self._session, self.loop)
+        """Give the environment back."""
+        await self.close()
 
 
 _MEANING = {
@@ -260,11 +286,12 @@ _MEANING = {
 }
 
 
-def _session(token: str | None) -> aiohttp.ClientSession:
+def _session(token: str | None, timeout_s: float) -> aiohttp.ClientSession:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     # The server keeps idle connections for longer, so that none is found dead when it is used.
     connector = aiohttp.TCPConnector(keepalive_timeout=15, limit=4)
-    timeout = aiohttp.ClientTimeout(total=None)  # drivers have limits of their own
+    # How long an environment may take is for its driver to say.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
     return aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout)
 
 
@@ -290,13 +317,6 @@ def _watch_over(connection: Any) -> None:
         for name, value in _KEEP_ALIVE.items():
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-async def _drop(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
-    if loop is asyncio.get_running_loop():
-        await session.close()
-    else:  # its loop has ended: the sockets close with their last reference
-        session.detach()
 
 
 def _disown(ws: aiohttp.ClientWebSocketResponse) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +57,6 @@ class Lease:
     """One environment in one slot."""
 
     def __init__(self, leases: Leases) -> None:
-        self.id = secrets.token_urlsafe(18)
-        """Whoever knows it may use the environment over HTTP."""
         self.running = False
         """Whether an episode runs."""
         self._leases = leases

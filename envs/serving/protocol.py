@@ -162,6 +162,7 @@ class ToolReply(TypedDict):
     content: list[WirePart]
     failure: WireErrorKind | None
     duration_s: float
+    queued_s: float
 
 
 class WireTasks(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from relax_agent.envs.serving.protocol import Manifest
 from relax_agent.envs.serving.wire import Blobs, Json
 from relax_agent.envs.tasks import TaskSet
 from relax_agent.envs.transcript import Transcript
-from relax_agent.errors import InvalidAction, RelaxError, ToolErrorKind
+from relax_agent.errors import EnvError, InvalidAction, RelaxError, ToolErrorKind
 from relax_agent.messages import AssistantMessage, Observation, ToolCall
 from relax_agent.tools import ToolResult
 from relax_agent.tools.toolset import refuse
@@ -59,7 +60,7 @@ class ProxyEnv(Env):
 
     def _introduce(self, manifest: Manifest) -> None:
         """Take over what the environment told of itself."""
-        self.tools = ProxyTools(manifest["tools"], self._ask)
+        self.tools = ProxyTools(manifest["tools"], _ask_of(self))
         tasks = manifest["tasks"]
         if tasks is not None:
             self.tasks = TaskSet.of_ids(tasks["train"], tasks["eval"], tasks["fingerprint"])
@@ -96,4 +97,21 @@ class ProxyEnv(Env):
 
     def _hear_of_tools(self, reply: Json) -> None:
         if "tools" in reply:
-            self.tools = ProxyTools(wire.read_tools(reply["tools"]), self._ask)
+            self.tools = ProxyTools(wire.read_tools(reply["tools"]), _ask_of(self))
+
+
+def _ask_of(env: ProxyEnv) -> Ask:
+    """Return ``env._ask`` without holding the environment.
+
+    One that is forgotten lets go of its process or connection at once, not when cycles are
+    collected.
+    """
+    known = weakref.ref(env)
+
+    async def ask(request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
+        env = known()
+        if env is None:
+            raise EnvError("the environment of these tools is gone", hint="keep env, not env.tools")
+        return await env._ask(request, blobs)
+
+    return ask

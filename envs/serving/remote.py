@@ -181,7 +181,7 @@ class RemoteEnv(ProxyEnv):
         except RelaxError:
             raise  # what the environment raised: the connection is as good as before
         except BaseException:
-            await self._drop()
+            await connection.interrupt()
             raise
 
     def _lost_episode(self, connection: Connection | None) -> EnvError:

@@ -5,17 +5,20 @@
     POST /close    gives the environment back
     POST /call_tool, /score_group
 
-``reset`` answers with a header ``X-Env-Session``; all that follows carries it. An environment that
-nobody asks anything for a while is taken back. Bodies are JSON. A body with media is one frame
-(:mod:`relax_agent.frames`) of the type ``application/x-relax-frame``: four bytes with the length of
-the JSON (big-endian), the JSON, and the media one after the other, whose sizes stand in its
-``blobs``; its ``id`` is any number.
+``reset`` answers with a header ``X-Env-Session``; all that follows carries it, the next ``reset``
+too. An environment that nobody asks anything for a while is taken back.
+
+Bodies are JSON. A body with media is one frame (:mod:`relax_agent.frames`) of the type
+``application/x-relax-frame``: four bytes with the length of the JSON (big-endian), the JSON, the
+media one after the other. Their sizes stand in its ``blobs``; its ``id`` is any number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import secrets
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
@@ -31,6 +34,7 @@ from relax_agent.tools.web import unless_gone
 
 SESSION = "X-Env-Session"
 FRAME_TYPE = "application/x-relax-frame"
+_ID = re.compile(r"[A-Za-z0-9_-]{16,64}")
 
 
 class UnknownSession(EnvError):
@@ -65,29 +69,15 @@ class HttpSessions:
         self._open: dict[str, _Session] = {}
 
     async def ask(self, session_id: str | None, request: Json, blobs: Blobs) -> tuple[Answer, str]:
-        """Answer one request; without a session, all but ``step`` and ``close`` begin one."""
+        """Answer one request; all but ``step`` and ``close`` begin a session where there is none.
+
+        A client may choose the id, so that it can give back what it began even if it never read
+        the answer.
+        """
         op = request["op"]
-        if session_id is None and op not in ("step", "close"):
-            session = _Session(self._leases.take(), self)
-            self._open[session.id] = session
-            answer = await self._first(session, request, blobs)
-        else:
-            session = self._find(session_id)
-            answer = await session.ask(request, blobs)
-            if op == "close":
-                await session.end()
-        return answer, session.id
-
-    async def _first(self, session: _Session, request: Json, blobs: Blobs) -> Answer:
-        """Ask a new session, which nobody knows of if it fails."""
-        try:
-            return await session.ask(request, blobs)
-        except Exception:
-            await session.end()
-            raise
-
-    def _find(self, session_id: str | None) -> _Session:
-        session = self._open.get(session_id or "")
+        session = None if session_id is None else self._open.get(session_id)
+        if session is None and op not in ("step", "close"):
+            return await self._begin(session_id, request, blobs)
         if session is None:
             what = (
                 f"there is no session {session_id!r:.80}" if session_id else "there is no session"
@@ -95,7 +85,23 @@ class HttpSessions:
             raise UnknownSession(
                 what, hint=f"POST /reset begins one; send its {SESSION} header with the rest"
             )
-        return session
+        answer = await session.ask(request, blobs)
+        if op == "close":
+            await session.end()
+        return answer, session.id
+
+    async def _begin(
+        self, session_id: str | None, request: Json, blobs: Blobs
+    ) -> tuple[Answer, str]:
+        if session_id is not None and not _ID.fullmatch(session_id):
+            raise WireError(f"{SESSION} must be 16 to 64 letters and digits that nobody can guess")
+        session = _Session(self._leases.take(), self, session_id)
+        self._open[session.id] = session
+        try:
+            return await session.ask(request, blobs), session.id
+        except Exception:  # nobody uses what did not begin
+            await session.end()
+            raise
 
     def forget(self, session: _Session) -> None:
         """Strike a session off the list."""
@@ -111,8 +117,9 @@ class HttpSessions:
 class _Session:
     """A lease whose requests come one by one, each on a connection of its own."""
 
-    def __init__(self, lease: Lease, sessions: HttpSessions) -> None:
-        self.id = lease.id
+    def __init__(self, lease: Lease, sessions: HttpSessions, session_id: str | None) -> None:
+        self.id = session_id or secrets.token_urlsafe(18)
+        """Whoever knows it may use the environment."""
         self._lease = lease
         self._sessions = sessions
         self._limits = sessions._leases.limits

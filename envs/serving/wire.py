@@ -292,7 +292,7 @@ def read_tool(data: Json, blobs: Sequence[bytes]) -> ToolResult:
     """Return what a reply to ``call_tool`` says."""
     reply = check(TOOL_REPLY, data, "the reply of a tool")
     content = _content_from_wire(reply["content"], blobs)
-    return ToolResult(content, reply["failure"], reply["duration_s"])
+    return ToolResult(content, reply["failure"], reply["duration_s"], reply["queued_s"])
 
 
 def read_rewards(data: Json) -> list[float]:
@@ -316,6 +316,7 @@ def tool_to_wire(result: ToolResult, blobs: Blobs) -> Json:
         "content": [_part_to_wire(part, blobs) for part in result.content],
         "failure": result.error,
         "duration_s": result.duration_s,
+        "queued_s": result.queued_s,
     }
 
 

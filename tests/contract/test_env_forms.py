@@ -300,6 +300,23 @@ def test_a_cancelled_step_leaves_an_environment_that_can_be_reset(form):
     run(main())
 
 
+def test_cancelling_in_the_middle_of_a_large_reply_does_no_harm(served):
+    """T160: at whatever moment; whoever asks next gets an answer, and the right one."""
+
+    async def main():
+        async with opened(served) as env:
+            for delay_s in (0.0, 0.002, 0.005, 0.01, 0.02):
+                await env.reset(seed=5)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await env.step(say("big"))
+                observation, _ = await env.reset(seed=5)
+                assert observation[0].text == "hello 668835601"
+                assert (await env.step(say("echo")))[0] == [user("echo")]
+
+    run(main())
+
+
 def test_one_that_hangs_holds_up_no_other(form):
     async def main():
         async with opened(form, 2) as (one, two):
@@ -422,6 +439,7 @@ def test_no_gold_answer_leaves_the_process(monkeypatch):
 
 
 def test_an_environment_in_a_process_needs_no_loop_that_lasts():
+    """``asyncio.run`` for each call: what a first script looks like."""
     env = make("test/Probe-v0", isolation="process")
     asyncio.run(env.reset(seed=2))
     assert asyncio.run(env.step(say("echo")))[4]["turn"] == 1

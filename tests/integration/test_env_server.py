@@ -632,6 +632,21 @@ def test_the_server_ends_with_whoever_started_it(tmp_path):
     process.stderr.close()
 
 
+def test_kill_minus_nine_of_the_server_leaves_no_process_of_an_environment(tmp_path):
+    async def pid_of_one(url):
+        return (await (await make_async(url)).reset())[1]["pid"]
+
+    process, url = start(tmp_path, "--isolation", "process")
+    pid = run(pid_of_one(url))
+    assert pid != process.pid
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_beyond_the_loopback_there_is_always_a_token(tmp_path):
     path = tmp_path / "token"
     process, url = start(tmp_path, "--host", "0.0.0.0", "--token-file", str(path))

@@ -240,6 +240,6 @@ def test_transcripts_and_tool_results_arrive_equal():
     assert (list(back), back.reward, back.metrics) == (list(member), 0.5, {"x": 1.0})
     assert [result.error for _, result in back.calls] == [ToolErrorKind.TIMEOUT]
     blobs = []
-    result = ToolResult((Text("x"), Image(b"2")), None, 0.25)
+    result = ToolResult((Text("x"), Image(b"2")), None, 0.25, 0.125)
     assert wire.read_tool(travelled(wire.tool_to_wire(result, blobs)), blobs) == result
     assert wire.read_tool(travelled(wire.tool_to_wire(failed, blobs)), blobs) == failed
