@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +155,7 @@ class EvalReport:
         self.pass_at, self.pass_all = _passes(list(succeeded.values()))
         names = sorted({name for play in plays.values() for name in play.metrics} - {"success"})
         for name in names:
-            mean = clustered_mean(_by_task(plays, lambda play, name=name: play.metrics.get(name)))
+            mean = clustered_mean(_by_task(plays, partial(_metric, name)))
             if mean is not None:
                 self.metrics[name] = mean
         self.turns = fmean(play.turns for play in plays.values())
@@ -181,6 +182,10 @@ class EvalReport:
             "details": self.details,
             "duration_s": self.duration_s,
         }
+
+
+def _metric(name: str, play: Play) -> float | None:
+    return play.metrics.get(name)
 
 
 def is_success(play: Play) -> bool:
@@ -237,7 +242,7 @@ async def evaluate(
 def _give_up_if_nobody_answers(plays: Mapping[EvalJob, Play]) -> None:
     """A server that is not there would otherwise cost hours of retries, one task after another."""
     if len(plays) == _HOPELESS and all(play.status in UNASKED for play in plays.values()):
-        last = next(reversed(plays.values()))
+        last = list(plays.values())[-1]
         raise EngineUnavailable(
             f"the policy could not be asked in any of {_HOPELESS} episodes; the last time"
             f" {last.detail}"

@@ -66,7 +66,9 @@ class EvaluationLog:
         """Give those of the jobs that are on record, with the last episode of each."""
         if not (self.folder / "episodes.jsonl").exists():
             return
-        wanted = {(job.task, job.seed, job.sample): job for job in jobs}
+        wanted: dict[tuple[Any, Any, Any], EvalJob] = {
+            (job.task, job.seed, job.sample): job for job in jobs
+        }
         found: dict[EvalJob, Play] = {}
         for episode in read_episodes(self.folder):
             job = wanted.get(_key(episode))
@@ -141,7 +143,7 @@ def from_recorded(episode: RecordedEpisode) -> Play:
     )
 
 
-def _key(episode: RecordedEpisode) -> tuple[str | None, int | None, Any]:
+def _key(episode: RecordedEpisode) -> tuple[Any, Any, Any]:
     return episode.labels.get("task"), episode.seed, episode.labels.get("sample")
 
 
