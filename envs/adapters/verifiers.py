@@ -301,7 +301,7 @@ def _env(loaded: Loaded, fields: Mapping[str, Any]) -> tuple[Any, str, Any]:
             " episode has one",
             hint="run it with verifiers itself",
         )
-    env = loaded.env.__new__(loaded.env)
+    env: Any = object.__new__(loaded.env)
     env.config, env.taskset = config, loaded.taskset
     ((name, agent),) = agents.items()
     return env, name, agent

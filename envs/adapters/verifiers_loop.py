@@ -18,7 +18,6 @@ import contextvars
 import os
 import threading
 from collections.abc import Coroutine, Generator
-from types import TracebackType
 from typing import Any, TypeVar
 
 from relax_agent.envs.adapters.common import PrivateRandomness
@@ -115,12 +114,7 @@ class _Seeded(Coroutine[Any, Any, Any]):
         with self._randomness.swapped_in():
             return self._inner.send(value)
 
-    def throw(
-        self,
-        kind: Any,
-        value: BaseException | object = None,
-        trace: TracebackType | None = None,
-    ) -> Any:
+    def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
         with self._randomness.swapped_in():
             return self._inner.throw(kind if value is None else value)
 

@@ -72,7 +72,7 @@ class InProcess:
             result = await self._server.call_tool(self._own_names[name], arguments)
         finally:
             _TRACE.reset(token)
-        return mcp_content_to_chat_content(result.content)
+        return mcp_content_to_chat_content(getattr(result, "content", ()))
 
     async def close(self) -> None:
         """Give back what the toolset has opened."""

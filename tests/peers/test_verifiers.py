@@ -139,6 +139,15 @@ def test_loading_draws_from_no_global_generator():
     assert one.tasks.fingerprint() == taskset("Endless", limit=3, max_turns=9).tasks.fingerprint()
 
 
+def test_prompts_of_several_messages_with_pictures():
+    played = run(taskset("Shown"), "a dot")
+    assert [m.role for m in played.messages] == ["user", "assistant", "user", "assistant"]
+    assert played.messages[2].media[0].data == verifiers_tasksets.PNG
+    assert taskset("Shown").tasks["s"].prompt == played.messages[2].content
+    far = run(taskset("Shown", config={"url": "https://a.example/b.png"}), "a dot")
+    assert far.status is EpisodeStatus.ENV_FAILURE and "data URLs" in far.detail
+
+
 # -- tools ------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Tasksets written for verifiers, as its users write them; the tests of the adapter play them."""
 
 import asyncio
+import base64
 import random
 import time
 from typing import ClassVar
@@ -166,6 +167,22 @@ class Hunts(vf.Taskset[Hunt, HuntsConfig]):
     @classmethod
     def toolsets(cls, config):
         return [Dice(vf.SharedToolsetConfig())]
+
+
+# -- pictures in a prompt --------------------------------------------------------------------------
+
+
+class ShownConfig(vf.TasksetConfig):
+    url: str = ""
+
+
+class Shown(vf.Taskset[Sum, ShownConfig]):
+    def load(self):
+        url = self.config.url or f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+        picture = {"type": "image_url", "image_url": {"url": url}}
+        content = [{"type": "text", "text": "What is this?"}, picture]
+        before = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+        yield Sum(SumData(id="s", prompt=[*before, {"role": "user", "content": content}]))
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from relax_agent.envs.adapters import common, from_gem, from_reasoning_gym
+from relax_agent.envs.adapters import common, from_gem, from_reasoning_gym, from_verifiers
 from relax_agent.envs.adapters.common import PrivateRandomness, placed, require, unknown
 from relax_agent.errors import EnvError, MissingExtraError
 
@@ -18,6 +18,7 @@ from relax_agent.errors import EnvError, MissingExtraError
     [
         ("gem", lambda: from_gem("game:GuessTheNumber-v0-easy"), "gem-llm==0.1.0"),
         ("reasoning_gym", lambda: from_reasoning_gym("chain_sum"), "reasoning-gym==0.1.25"),
+        ("verifiers.v1", lambda: from_verifiers("a_module:Tasks"), "verifiers==0.4.0"),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_install(monkeypatch, module, use, install):
