@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from relax_agent.envs.catalog.calculator import Question, make_tasks
+from relax_agent.envs.catalog.arithmetic import Question, make_tasks
 from relax_agent.envs.catalog.shared import Expert, call, choose, within
 from relax_agent.envs.core import Env, Info, StepResult
 from relax_agent.envs.tasks import TaskSet

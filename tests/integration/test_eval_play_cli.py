@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from relax_agent.envs.catalog.calculator import CalculatorExpert
+from relax_agent.envs.catalog.calculator_expert import CalculatorExpert
 from relax_agent.envs.openai_policy import to_chat
 from relax_agent.messages import from_openai
 

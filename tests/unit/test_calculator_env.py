@@ -6,7 +6,8 @@ import random
 import pytest
 
 from relax_agent.envs import make, play
-from relax_agent.envs.catalog.calculator import CalculatorExpert, Question, make_tasks
+from relax_agent.envs.catalog.arithmetic import Question, make_tasks
+from relax_agent.envs.catalog.calculator_expert import CalculatorExpert
 from relax_agent.errors import ConfigError
 from relax_agent.messages import ToolCall, assistant
 from relax_agent.models import environment_texts

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from relax_agent.envs import Env, EnvSpec, TaskSet, make, registry
-from relax_agent.envs.catalog.calculator import CalculatorExpert
+from relax_agent.envs.catalog.calculator_expert import CalculatorExpert
 from relax_agent.errors import ConfigError
 from relax_agent.run import environment
 from relax_agent.run.environment import EnvMaker, find_expert, require_expert, require_tasks
