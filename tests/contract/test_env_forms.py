@@ -55,15 +55,33 @@ async def opened(form, count=1, *, isolation=None, limits=LIMITS, **kwargs):
                 else:
                     address = url.replace("ws", "http", 1)
                     envs.append(Guard(await asyncio.to_thread(connect_env, address)))
+        elif form == "process":
+            reused = [] if kwargs else [PROCESSES.pop() for _ in PROCESSES[:count]]
+            more = range(count - len(reused))
+            envs = reused + [await make_async(name, isolation="process", **kwargs) for _ in more]
         else:
-            where = "process" if form == "process" else None
-            envs = [await make_async(name, isolation=where, **kwargs) for _ in range(count)]
+            envs = [await make_async(name, **kwargs) for _ in range(count)]
         try:
             yield envs[0] if count == 1 else envs
         finally:
             for env in envs:
+                if form == "process" and not kwargs and not env.closed:
+                    PROCESSES.append(env)
+                    continue
                 with contextlib.suppress(RelaxError):
                     await env.close()
+
+
+PROCESSES = []
+"""Environments in processes, which outlive the loop of a test: a start takes a while."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended_processes():
+    yield
+    for env in PROCESSES:
+        asyncio.run(env.close())
+    PROCESSES.clear()
 
 
 def run(main):
@@ -152,7 +170,7 @@ def test_messages_arrive_with_every_byte_and_every_field(form):
 
 def test_the_order_of_calls_is_held_and_an_episode_ends_once(form):
     async def main():
-        async with opened(form) as env:
+        async with opened(form, word="new") as env:
             with pytest.raises(ResetNeeded):
                 await env.step(say("echo"))
             await env.reset()
@@ -242,6 +260,7 @@ def test_tools_have_the_same_schemas_and_give_the_same_results(form):
             assert "whisper" in results[2].text
             await env.step(say("tools"))
             assert [item["function"]["name"] for item in env.tools.schemas()] == ["draw"]
+            await env.close()  # it has changed for good
 
     run(main())
 
