@@ -80,3 +80,13 @@ def differs(case, peer, name):
 def good_calls(message):
     """Return the calls that can be run, as plain data."""
     return [[call.name, call.arguments] for call in message.tool_calls if call.error is None]
+
+
+def xml(name, arguments):
+    """Write a call as Qwen3-coder does."""
+
+    def value(item):
+        return item if isinstance(item, str) else json.dumps(item)
+
+    body = "".join(f"<parameter={k}>\n{value(v)}\n</parameter>\n" for k, v in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"

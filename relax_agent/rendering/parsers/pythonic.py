@@ -31,7 +31,7 @@ from relax_agent.rendering.parsers.values import MALFORMED, UNCLOSED, broken, ch
 
 _START, _STOP = "<|python_start|>", "<|python_end|>"
 _OPENING, _STOPPING = Marks("[", _START, _STOP), Marks(_STOP)
-_NAME = re.compile(r"(?:[^\W\d][\w.-]*)?")
+_NAME = re.compile(r"[\w.-]*")
 _QUIET = re.compile(r"""[^'"()\[\]{}#]*""")
 _SINGLE = {
     "'": re.compile(r"(?:[^'\\\n]|\\.)*", re.DOTALL),
@@ -70,7 +70,7 @@ def _list(tape: Tape, meant: bool) -> Steps[None]:
     while True:
         space = yield from run(tape, SPACE)
         name = yield from run(tape, _NAME)
-        opened = bool(name) and (yield from skip(tape, "("))
+        opened = name[:1].isidentifier() and (yield from skip(tape, "("))
         if not opened:
             yield from _no_call(tape, seen + space + name)
             return
@@ -92,7 +92,7 @@ def _list(tape: Tape, meant: bool) -> Steps[None]:
 
 
 def _no_call(tape: Tape, text: str) -> Steps[None]:
-    if text[0] == "[":
+    if text.startswith("["):
         yield text
     elif (yield from peek(tape)) == "]":  # a comma behind the last call
         tape.take(1)

@@ -1,9 +1,10 @@
 """Separating reasoning from what the model says: ``<think>…</think>`` at the beginning.
 
-Only one region at the beginning is reasoning; tags after it are ordinary text. A call that is
-drafted inside is part of the reasoning, if the reasoning is closed after it. If it never is, the
-first thing that can only be a call ends it: models forget the closing tag. Which of the two it was
-is known at the closing tag or at the end, so the draft is held back until then.
+Only one region at the beginning is reasoning; tags after it are ordinary text, and a second opening
+tag inside says nothing. A call that is drafted inside is part of the reasoning, if the reasoning is
+closed after it. If it never is, the first thing that can only be a call ends it: models forget the
+closing tag. Which of the two it was is known at the closing tag or at the end, so the draft is held
+back until then.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ def split(tape: Tape, where: Reasoning, opener: str | None) -> Steps[None]:
 
 
 def _thoughts(tape: Tape, opener: str | None) -> Steps[None]:
-    marks = Marks(_CLOSE, opener) if opener else _CLOSING
+    marks = Marks(_CLOSE, _OPEN, opener) if opener else Marks(_CLOSE, _OPEN)
     while True:
         text, mark = tape.until(marks)
         if text:
             yield Thought(text)
         if mark == _CLOSE:
             return
+        if mark == _OPEN:
+            continue
         if mark:
             yield from _draft(tape, mark)
             return
@@ -63,6 +66,6 @@ def _thoughts(tape: Tape, opener: str | None) -> Steps[None]:
 def _draft(tape: Tape, opener: str) -> Steps[None]:
     draft, closed = yield from upto(tape, _CLOSING)
     if closed:
-        yield Thought(opener + draft)
+        yield Thought((opener + draft).replace(_OPEN, ""))
     else:
         tape.push_back(opener + draft)

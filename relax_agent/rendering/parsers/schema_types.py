@@ -22,7 +22,7 @@ _KINDS: dict[type, tuple[str, ...]] = {
     str: ("string",),
     bool: ("boolean",),
     int: ("integer", "number"),
-    float: ("number", "integer"),
+    float: ("number",),
     list: ("array",),
     dict: ("object",),
     type(None): ("null",),
@@ -109,4 +109,5 @@ def _json_or_python(text: str, otherwise: str) -> Any:
 
 
 def _fits(value: Any, types: frozenset[str]) -> bool:
-    return bool(types & set(_KINDS.get(type(value), ())))
+    whole = isinstance(value, float) and value.is_integer() and "integer" in types
+    return whole or not types.isdisjoint(_KINDS.get(type(value), ()))
