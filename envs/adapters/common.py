@@ -22,7 +22,16 @@ from relax_agent.envs.core import Env, SyncEnv, plain_calls
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.envs.threaded import ThreadedEnv
-from relax_agent.errors import ConfigError, EnvError, MissingExtraError, UnknownEnv
+from relax_agent.errors import (
+    ConfigError,
+    EnvError,
+    MissingExtraError,
+    ToolErrorKind,
+    UnknownEnv,
+)
+from relax_agent.messages import ToolCall
+from relax_agent.tools import ToolResult
+from relax_agent.tools.toolset import refuse
 
 _GLOBAL_GENERATORS = threading.RLock()
 _FIRST_EVAL_SEED = 1 << 30
@@ -143,6 +152,36 @@ def require_no_more(options: Mapping[str, Any], hint: str = "task or split") -> 
     """Raise EnvError if there is a reset option that nobody has read."""
     if options:
         raise EnvError(f"unknown reset option {next(iter(options))!r}", hint=hint)
+
+
+class StepTools:
+    """What the model may call where ``step`` runs the calls, because each is part of the episode."""
+
+    def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
+        self._schemas = list(schemas)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tools' names."""
+        return tuple(item["function"]["name"] for item in self._schemas)
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return every tool as chat templates and SDKs want it."""
+        return list(self._schemas)
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """Return the schema of a tool's arguments."""
+        found = next(item for item in self._schemas if item["function"]["name"] == name)
+        schema: dict[str, Any] = found["function"]["parameters"]
+        return schema
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Refuse: what a call does is seen, and rewarded, in the episode only."""
+        told = "it is a part of the episode: say it to the environment's step()"
+        return refuse(call, self.names) or ToolResult.failure(ToolErrorKind.DENIED, told)
+
+    async def close(self) -> None:
+        """Do nothing: what the calls need is the environment's."""
 
 
 class PrivateRandomness:

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import jsonschema
 
-from relax_agent.envs.adapters.common import choose, require, seed_tasks
+from relax_agent.envs.adapters.common import StepTools, choose, require, seed_tasks
 from relax_agent.envs.core import Env, Info, StepResult, SyncEnv
 from relax_agent.envs.registration import make
 from relax_agent.errors import ConfigError, EnvError, MediaError, ToolErrorKind
@@ -44,36 +44,6 @@ _INSTALL = "openenv-core==0.3.0"
 _MCP_ACTIONS = frozenset({"Action", "CallToolAction", "ListToolsAction"})
 """Titles of the action schemas of environments whose actions are calls of MCP tools."""
 _MAX_CALLS = 16
-
-
-class OpenEnvTools:
-    """What a server lets the model do. The environment's ``step`` is what does it."""
-
-    def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
-        self._schemas = list(schemas)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tools' names."""
-        return tuple(item["function"]["name"] for item in self._schemas)
-
-    def schemas(self) -> list[dict[str, Any]]:
-        """Return every tool as chat templates and SDKs want it."""
-        return list(self._schemas)
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        """Refuse: a call is a step of the episode, with a reward."""
-        told = "it acts on the episode: say it to the environment's step()"
-        return refuse(call, self.names) or ToolResult.failure(ToolErrorKind.DENIED, told)
-
-    async def close(self) -> None:
-        """Do nothing: the connection is the environment's."""
-
-    def parameters(self, name: str) -> dict[str, Any]:
-        """Return the schema of a tool's arguments."""
-        found = next(item for item in self._schemas if item["function"]["name"] == name)
-        schema: dict[str, Any] = found["function"]["parameters"]
-        return schema
 
 
 class OpenEnvEnv(SyncEnv):
@@ -118,7 +88,7 @@ class OpenEnvEnv(SyncEnv):
         self._client: Any = None
         schema = self._ask_http("/schema")["action"]
         self._by_mcp = schema.get("title") in _MCP_ACTIONS
-        self.tools = OpenEnvTools(self._mcp_tools() if self._by_mcp else [_tool(schema, tool_name)])
+        self.tools = StepTools(self._mcp_tools() if self._by_mcp else [_tool(schema, tool_name)])
         self._text_field = None if self._by_mcp else _text_field(schema)
         self._opening = [system(system_prompt)] if system_prompt else []
         self._prompt = prompt or str(self._ask_http("/metadata").get("description") or "")
@@ -213,7 +183,7 @@ class OpenEnvEnv(SyncEnv):
             return refused
         if number >= _MAX_CALLS:
             return _soft(f"only {_MAX_CALLS} calls of one message are done")
-        assert isinstance(self.tools, OpenEnvTools)
+        assert isinstance(self.tools, StepTools)
         wrong = jsonschema.exceptions.best_match(
             jsonschema.Draft202012Validator(self.tools.parameters(call.name)).iter_errors(
                 call.arguments

@@ -32,11 +32,11 @@ import weakref
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from relax_agent.envs.adapters.common import PrivateRandomness
+from relax_agent.envs.adapters.common import PrivateRandomness, StepTools
 from relax_agent.envs.adapters.verifiers_episode import LIMITS, Episode, Exchange, Limits, Seat
 from relax_agent.envs.adapters.verifiers_loop import RANDOMNESS, OwnLoop, own_loop
 from relax_agent.envs.adapters.verifiers_tasks import Loaded, Wish, load, reference
-from relax_agent.envs.adapters.verifiers_tools import ShownTools, Tools, peek
+from relax_agent.envs.adapters.verifiers_tools import Tools, peek
 from relax_agent.envs.core import Env, Info, StepResult
 from relax_agent.envs.registration import make
 from relax_agent.envs.tasks import TaskSet
@@ -116,7 +116,7 @@ class VerifiersEnv(Env):
         self._task_id = ""
         self.trace: Any = None
         """Verifiers' trace of the last episode."""
-        self.tools = ShownTools(_first_tools(self._loaded, setup_timeout_s))
+        self.tools = StepTools(_first_tools(self._loaded, setup_timeout_s))
 
     # -- an episode ----------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class VerifiersEnv(Env):
         told = await self._do(self._episode.begin(), "beginning an episode")
         self.trace = self._episode.trace
         if list(self._episode.schemas) != self.tools.schemas():
-            self.tools = ShownTools(self._episode.schemas)
+            self.tools = StepTools(self._episode.schemas)
         return told, self._info()
 
     def _choose(self, task_id: str | None, split: Any) -> str:

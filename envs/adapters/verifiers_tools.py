@@ -198,27 +198,3 @@ class Tools:
 
 class _CallFailedError(Exception):
     """What a failed call tells the model. Internal."""
-
-
-class ShownTools:
-    """What the environment offers. Its ``step`` is what runs the calls."""
-
-    def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
-        self._schemas = list(schemas)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tools' names."""
-        return tuple(item["function"]["name"] for item in self._schemas)
-
-    def schemas(self) -> list[dict[str, Any]]:
-        """Return every tool as chat templates and SDKs want it."""
-        return list(self._schemas)
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        """Refuse: a call is a part of the episode that the task's rewards look at."""
-        told = "it is a part of the episode: say it to the environment's step()"
-        return refuse(call, self.names) or ToolResult.failure(ToolErrorKind.DENIED, told)
-
-    async def close(self) -> None:
-        """Do nothing: the toolsets are the environment's."""
