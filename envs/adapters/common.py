@@ -155,7 +155,7 @@ def require_no_more(options: Mapping[str, Any], hint: str = "task or split") -> 
 
 
 class StepTools:
-    """What the model may call where ``step`` runs the calls, because each is part of the episode."""
+    """What the model may call where ``step`` runs the calls: each is a part of the episode."""
 
     def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
         self._schemas = list(schemas)
