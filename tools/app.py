@@ -1,135 +1,253 @@
 """The HTTP form of a toolset: one FastAPI route for each tool.
 
-    POST /tools/{name}   the arguments as one JSON object → a tool result
-    GET  /tools          the manifest: schemas and limits
-    GET  /healthz        the process lives;  GET /readyz  it takes calls;  GET /metrics  counters
+    POST /tools/{name}            the arguments as one JSON object → a tool result
+    GET  /tools                   the manifest: schemas and limits
+    POST /sessions                open a session; its id goes with the calls (X-Tool-Session)
+    POST /sessions/{id}/renew     let it live for another lease; POST /sessions/renew for many
+    DELETE /sessions/{id}         close it
+    GET  /healthz                 the process lives;  GET /readyz  the tools are warm
+    GET  /metrics                 counters and latencies, for Prometheus;  GET /docs  this, to read
+    /mcp                          the same tools for MCP clients
 
 A failed call answers with the same body as a good one, and with the status that its kind
 deserves, so that ``curl -f`` and :class:`~relax_agent.tools.client.RemoteToolset` both work.
-When a caller goes away, its call is cancelled. With a token, everything but the two probes needs
-``Authorization: Bearer …``; without one, web pages from elsewhere are refused.
+When a caller goes away, or the time that it stated is over, its call is cancelled. With a token,
+everything but the two probes needs ``Authorization: Bearer …``; without one, web pages from
+elsewhere are refused.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 
-from relax_agent.errors import ToolErrorKind
+from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
 from relax_agent.tools.declaration import Tool
+from relax_agent.tools.mcp_mount import McpMount
+from relax_agent.tools.metrics import CONTENT_TYPE
+from relax_agent.tools.openapi import STATUS, describe_app, tool_description
 from relax_agent.tools.result import ToolResult
+from relax_agent.tools.service import MAX_REQUEST_BYTES, ServiceLimits, ToolService
+from relax_agent.tools.session_routes import add_session_routes
 from relax_agent.tools.toolset import Toolset, refuse
-from relax_agent.tools.web import json_response, protect, unless_gone
+from relax_agent.tools.web import CallerWaits, json_response, protect, read_body
+from relax_agent.tools.wire import (
+    CALL_ID,
+    DEADLINE,
+    EPISODE,
+    FRAME_TYPE,
+    REFUSED,
+    SESSION,
+    dump_result,
+    load_arguments,
+)
 
-MAX_REQUEST_BYTES = 1 << 20
-"""Size of the arguments of one call."""
-MANIFEST_VERSION = 1
-_GONE = ToolResult.failure(ToolErrorKind.UNAVAILABLE, "the caller went away")
-_STATUS = {
-    None: 200,
-    ToolErrorKind.INVALID_ARGUMENTS: 422,
-    ToolErrorKind.NOT_FOUND: 404,
-    ToolErrorKind.TIMEOUT: 504,
-    ToolErrorKind.CRASHED: 500,
-    ToolErrorKind.TOO_LARGE: 413,
-    ToolErrorKind.DENIED: 403,
-    ToolErrorKind.UNAVAILABLE: 503,
-}
+__all__ = ["MAX_REQUEST_BYTES", "ServiceLimits", "create_tool_app", "manifest"]
+
+logger = logging.getLogger(__name__)
+
+_ENDING = ToolResult.failure(
+    ToolErrorKind.UNAVAILABLE, "this tool server is about to end; try again later"
+)
 
 
 def create_tool_app(
-    toolset: Toolset, *, token: str | None = None, max_request_bytes: int = MAX_REQUEST_BYTES
+    toolset: Toolset,
+    *,
+    token: str | None = None,
+    limits: ServiceLimits | None = None,
+    max_request_bytes: int | None = None,
+    worker: int | None = None,
 ) -> FastAPI:
     """Return the FastAPI application that serves ``toolset``.
+
+    Mount it in an application of your own: ``app.mount("/my", create_tool_app(toolset))``. FastAPI
+    tells a mounted application nothing of its end; with sessions, close ``state.service`` at yours.
 
     Args:
         toolset: The tools.
         token: What callers must send as a bearer token; None lets everyone call.
-        max_request_bytes: Size limit of one request's body.
+        limits: Sizes, sessions and times.
+        max_request_bytes: Size limit of one request's body, instead of the one in ``limits``.
+        worker: The number of this process, if the server has several.
     """
-    app = FastAPI(title="Relax Agent tools", docs_url="/docs", redoc_url=None)
-    counts: Counter[tuple[str, str]] = Counter()
-    _add_probes(app, toolset, counts)
+    if max_request_bytes is not None:
+        limits = replace(limits or ServiceLimits(), max_request_bytes=max_request_bytes)
+    service = ToolService(toolset, limits, worker=worker)
+    mcp = McpMount(service)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await mcp.close()
+            await service.close()
+
+    app = FastAPI(title="Relax Agent tools", redoc_url=None, lifespan=lifespan)
+    app.state.service = service
     for tool in toolset:
-        _add_tool(app, tool, counts, max_request_bytes)
+        _add_tool(app, tool, service)
+    _add_probes(app, service)
+    add_session_routes(app, service)
     _add_unknown(app, toolset)
+    app.mount("/mcp", mcp)
+    app.openapi = describe_app(app, toolset, has_token=token is not None)  # type: ignore[method-assign]
     protect(app, token)
     return app
 
 
 def manifest(toolset: Toolset) -> dict[str, Any]:
     """Return what a client needs to know: each tool's schema and limits."""
-    return {
-        "version": MANIFEST_VERSION,
-        "tools": [
-            {
-                "schema": tool.schema(),
-                "timeout_s": tool.limits.timeout_s,
-                "queue_timeout_s": tool.limits.queue_timeout_s,
-                "retries": tool.limits.retries,
-                "idempotent": tool.limits.idempotent,
-            }
-            for tool in toolset
-        ],
-    }
+    return ToolService(toolset).manifest()
 
 
-def _reply(result: ToolResult) -> Response:
-    return json_response(result.to_json(), _STATUS[result.error])
+def _add_probes(app: FastAPI, service: ToolService) -> None:
+    @app.get("/tools")
+    async def tools() -> dict[str, Any]:
+        """The manifest."""
+        return service.manifest()
 
-
-def _add_probes(app: FastAPI, toolset: Toolset, counts: Counter[tuple[str, str]]) -> None:
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
         """The process lives."""
         return {"ok": True}
 
-    @app.get("/readyz")
-    async def readyz() -> dict[str, Any]:
-        """The server takes calls."""
-        return {"ready": True, "tools": list(toolset.names)}
+    @app.get("/readyz", responses={503: {"description": "not yet, or not any more"}})
+    async def readyz() -> Response:
+        """The tools are warm, and calls are taken."""
+        service.start()  # where nobody told this application of its start
+        body: dict[str, Any] = {"ready": service.ready, "tools": list(service.toolset.names)}
+        if service.failure is not None:
+            body["failure"] = str(service.failure)
+        return json_response(body, 200 if service.ready else 503)
 
-    @app.get("/tools")
-    async def tools() -> dict[str, Any]:
-        """The manifest."""
-        return manifest(toolset)
-
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Calls by tool and outcome, in Prometheus' text format."""
-        lines = ["# TYPE relax_tool_calls_total counter"]
-        for (name, outcome), count in sorted(counts.items()):
-            lines.append(f'relax_tool_calls_total{{tool="{name}",outcome="{outcome}"}} {count}')
-        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        """Counters and latencies, in Prometheus' text format."""
+        return Response(service.metrics_text(), media_type=CONTENT_TYPE)
 
 
-def _add_tool(
-    app: FastAPI, tool: Tool[..., Any], counts: Counter[tuple[str, str]], max_bytes: int
-) -> None:
-    async def endpoint(request: Request) -> Response:
-        arguments = await _arguments(request, max_bytes)
-        if isinstance(arguments, ToolResult):
-            result = arguments
-        else:
-            result = await unless_gone(request, lambda: tool.invoke(arguments)) or _GONE
-        counts[tool.name, result.error.value if result.error else "ok"] += 1
-        return _reply(result)
+class _ToolRoute(APIRoute):
+    """A route that reads its request itself: nothing stands between the socket and the tool."""
 
-    app.add_api_route(
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        """Return the endpoint as it is."""
+        return self.endpoint
+
+
+def _add_tool(app: FastAPI, tool: Tool[..., Any], service: ToolService) -> None:
+    app.router.add_api_route(
         f"/tools/{tool.name}",
-        endpoint,
+        _endpoint(tool, service),
         methods=["POST"],
         name=tool.name,
+        operation_id=tool.name,
         summary=tool.description.splitlines()[0],
         description=tool.description,
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": tool.parameters}},
+        openapi_extra=tool_description(tool),
+        response_class=Response,
+        route_class_override=_ToolRoute,
+    )
+
+
+def _endpoint(
+    tool: Tool[..., Any], service: ToolService
+) -> Callable[[Request], Awaitable[Response]]:
+    limit = service.request_limit(tool)
+
+    async def endpoint(request: Request) -> Response:
+        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        if service.draining:
+            service.metrics.refused += 1
+            return _reply(_ENDING, headers, {REFUSED: "1", "Connection": "close"})
+        body = await read_body(request, limit)
+        if body is None:
+            service.metrics.refused += 1
+            words = f"{tool.name}: the arguments are larger than {limit:,} bytes"
+            return _reply(ToolResult.failure(ToolErrorKind.TOO_LARGE, words), headers)
+        try:
+            call, options = _read(tool, headers, body)
+        except ToolError as error:
+            result = ToolResult.failure(error.kind, f"{tool.name}: {error}")
+            service.metrics.add(tool.name, result)
+            return _reply(result, headers)
+        with CallerWaits(request):
+            result = await service.call(call, **options)
+            if logger.isEnabledFor(logging.INFO):
+                _log(call, result, len(body))
+            return _reply(result, headers)
+        return Response(status_code=499)  # nobody reads it: the caller is gone
+
+    return endpoint
+
+
+def _read(
+    tool: Tool[..., Any], headers: dict[bytes, bytes], body: bytes
+) -> tuple[ToolCall, dict[str, Any]]:
+    content_type = _text(headers, b"content-type").partition(";")[0].strip().lower()
+    arguments = load_arguments(content_type, body, tool.parameters)
+    options: dict[str, Any] = {
+        "session": _text(headers, _SESSION) or None,
+        "episode": _text(headers, _EPISODE)[:200] or None,
+    }
+    if deadline := _text(headers, _DEADLINE):
+        options["timeout_s"] = _seconds(deadline)
+    return ToolCall(tool.name, arguments, _text(headers, _CALL_ID)[:200]), options
+
+
+_SESSION, _EPISODE, _DEADLINE, _CALL_ID = (
+    name.lower().encode() for name in (SESSION, EPISODE, DEADLINE, CALL_ID)
+)
+
+
+def _text(headers: dict[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ToolError(
+            f"the header {DEADLINE} must be a number of seconds, not {text[:40]!r}",
+            kind=ToolErrorKind.INVALID_ARGUMENTS,
+        )
+    return seconds
+
+
+def _reply(
+    result: ToolResult, headers: dict[bytes, bytes], more: dict[str, str] | None = None
+) -> Response:
+    framed = FRAME_TYPE.encode() in headers.get(b"accept", b"")
+    body, content_type = dump_result(result, framed=framed)
+    return Response(body, STATUS[result.error], more, media_type=content_type)
+
+
+def _log(call: ToolCall, result: ToolResult, request_bytes: int) -> None:
+    """Tell of a call without what it was about."""
+    outcome = "ok" if result.error is None else result.error.value
+    logger.info(
+        "call",
+        extra={
+            "facts": {
+                "tool": call.name,
+                "outcome": outcome,
+                "duration_s": round(result.duration_s, 6),
+                "queued_s": round(result.queued_s, 6),
+                "request_bytes": request_bytes,
+                "result_bytes": result.size(),
             }
         },
     )
@@ -141,20 +259,4 @@ def _add_unknown(app: FastAPI, toolset: Toolset) -> None:
         """Answer a call of a tool that does not exist as the toolset itself would."""
         result = refuse(ToolCall(name, {}), toolset.names)
         assert result is not None
-        return _reply(result)
-
-
-async def _arguments(request: Request, max_bytes: int) -> Any:
-    """Return the parsed body, or the failure that it deserves."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            return ToolResult.failure(
-                ToolErrorKind.TOO_LARGE, f"the arguments are larger than {max_bytes:,} bytes"
-            )
-    try:
-        return json.loads(body) if body else {}
-    except (ValueError, RecursionError) as error:
-        message = f"the arguments are not JSON: {error}"
-        return ToolResult.failure(ToolErrorKind.INVALID_ARGUMENTS, message)
+        return _reply(result, {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,22 +78,26 @@ class ToolResult:
         """Return the tool message that answers ``call``."""
         return Message("tool", self.content, name=call.name, tool_call_id=call.id)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data; media travel as base64."""
+    def to_json(self, write: Callable[[Part], dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Return plain JSON data; media travel as base64 unless ``write`` has another way."""
+        write = write or part_to_json
         return {
-            "content": [_part_to_json(part) for part in self.content],
+            "content": [write(part) for part in self.content],
             "error": None if self.error is None else self.error.value,
             "duration_s": self.duration_s,
             "queued_s": self.queued_s,
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ToolResult:
+    def from_json(
+        cls, data: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Part] | None = None
+    ) -> ToolResult:
         """Rebuild a result from :meth:`to_json`. Raises ValueError on anything else."""
+        read = read or part_from_json
         try:
             error = data.get("error")
             return cls(
-                tuple(_part_from_json(item) for item in data["content"]),
+                tuple([read(item) for item in data["content"]]),
                 None if error is None else ToolErrorKind(error),
                 float(data.get("duration_s", 0.0)),
                 float(data.get("queued_s", 0.0)),
@@ -122,14 +126,16 @@ def _holds_parts(items: list[Any] | tuple[Any, ...]) -> bool:
     return all(isinstance(i, known) for i in items) and any(isinstance(i, media) for i in items)
 
 
-def _part_to_json(part: Part) -> dict[str, str]:
+def part_to_json(part: Part) -> dict[str, Any]:
+    """Return a part as plain JSON data, a medium as base64."""
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     kind = next(name for name, cls in _MEDIA.items() if isinstance(part, cls))
     return {"type": kind, "mime": part.mime, "data": base64.b64encode(part.data).decode("ascii")}
 
 
-def _part_from_json(item: Mapping[str, Any]) -> Part:
+def part_from_json(item: Mapping[str, Any]) -> Part:
+    """Return the part that :func:`part_to_json` wrote."""
     if item["type"] == "text":
         return Text(str(item["text"]))
     return _MEDIA[item["type"]](base64.b64decode(item["data"], validate=True), str(item["mime"]))

@@ -29,6 +29,8 @@ DRAIN_S = 3
 KEEP_ALIVE_S = 75
 """Idle connections live longer here than in the client, which therefore never finds one dead."""
 _PARENT_POLL_S = 0.5
+_FORCED_END_S = 2.0
+"""Seconds for giving things back where the server was told to end at once."""
 _KEEP_IDLE_S, _KEEP_EVERY_S, _KEEP_TRIES = 30, 10, 3
 
 
@@ -38,11 +40,44 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._ending = False
+        self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, then say so."""
         await super().startup(sockets)
-        self._on_ready()
+        if self.started:
+            try:
+                await self.opened()
+            except BaseException:
+                await self.shutdown(sockets)
+                raise
+            self._on_ready()
+
+    async def opened(self) -> None:
+        """Do what must be done before the server is ready; it listens already."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop to listen, let connections end, and let the application give back what it holds."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FORCED_END_S):
+                    await self.lifespan.shutdown()
+
+    def end(self) -> None:
+        """Stop, because nobody needs this server any more; said again it changes nothing."""
+        if not self._ending:
+            self._ending = True
+            self.stop()
+
+    def _signalled(self) -> None:
+        """Stop; a second signal means at once."""
+        self._signals += 1
+        if self._signals > 1:
+            self.stop()
+        else:
+            self.end()
 
     def stop(self) -> None:
         """Stop; asked twice, at once."""
@@ -51,11 +86,11 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Turn SIGINT and SIGTERM into :meth:`stop`."""
+        """Turn SIGINT and SIGTERM into :meth:`end`, and a second one into :meth:`stop`."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._signalled)
         try:
             yield
         finally:
@@ -96,7 +131,7 @@ async def running(
                 task.result()
             yield url_of(host, listener)
         finally:
-            server.stop()
+            server.end()
             await asyncio.shield(task)
 
 
@@ -184,7 +219,7 @@ def write_port(path: Path, port: int) -> None:
 
 async def _serve(server: Server, listener: socket.socket, parent_pid: int | None) -> None:
     loop = asyncio.get_running_loop()
-    _watch_stdin(lambda: loop.call_soon_threadsafe(server.stop))
+    _watch_stdin(lambda: loop.call_soon_threadsafe(server.end))
     parent = asyncio.ensure_future(_watch_parent(server, parent_pid))
     try:
         await server.serve([listener])
@@ -219,7 +254,7 @@ async def _watch_parent(server: Server, pid: int | None) -> None:
     # Another process's end is nothing that this loop could be told of.
     while (os.getppid() == pid) if is_parent else _lives(pid):  # noqa: ASYNC110
         await asyncio.sleep(_PARENT_POLL_S)
-    server.stop()
+    server.end()
 
 
 def _lives(pid: int) -> bool:

@@ -92,6 +92,10 @@ class Toolset:
         """Whether some tools have state of an episode: those want :meth:`session`."""
         return bool(self._homes) or any(tool.requires_session for tool in self)
 
+    def is_stateful(self, name: str) -> bool:
+        """Tell whether a tool belongs to a session: its calls must reach the same instance."""
+        return name in self._homes or self._tools[name].requires_session
+
     def __len__(self) -> int:
         return len(self._tools)
 

@@ -6,10 +6,13 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
+from starlette._utils import get_route_path
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 T = TypeVar("T")
@@ -36,7 +39,7 @@ class BearerToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what carries the token."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN_PATHS:
+        if scope["type"] not in ("http", "websocket") or get_route_path(scope) in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -72,6 +75,80 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
     """Return an answer with a JSON body."""
     body = json.dumps(data, ensure_ascii=False).encode()
     return Response(body, status, headers, media_type="application/json")
+
+
+class CallerWaits:
+    """Cancels the task that enters it when the caller of its request hangs up.
+
+    Looking for that costs a task, so it begins only when the work takes a moment.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._task: asyncio.Task[Any]
+        self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self.gone = False
+        """Whether the caller has hung up."""
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._timer = task.get_loop().call_later(_LOOK_AFTER_S, self._watch)
+        return self
+
+    def _watch(self) -> None:
+        self._watcher = asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            continue
+        self.gone = True
+        self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self.gone and kind is not None and issubclass(kind, asyncio.CancelledError):
+            return self._task.uncancel() == 0
+        return False
+
+
+_LOOK_AFTER_S = 0.02
+
+
+_MOST_DISCARDED, _DISCARD_S = 256 << 20, 10.0
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes | None:
+    """Return a request's body; None if it is larger than it may be.
+
+    The rest of such a one is read and thrown away, within reason: a caller whose connection closes
+    while it still sends would never see the answer that tells it why.
+    """
+    chunks, size = [], 0
+    stream = request.stream()
+    try:
+        async for chunk in stream:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > max_bytes:
+                chunks.clear()
+                async with asyncio.timeout(_DISCARD_S):
+                    while size < _MOST_DISCARDED and (chunk := await anext(stream, b"")):
+                        size += len(chunk)
+                return None
+    except (TimeoutError, ClientDisconnect):
+        return None
+    return b"".join(chunks)
 
 
 async def unless_gone(request: Request, run: Callable[[], Awaitable[T]]) -> T | None:
