@@ -1,7 +1,7 @@
 """Ready-made picture tools: look closer, turn, mark, and measure.
 
-    env = MyEnv(tools=IMAGE_TOOLS)                        # pictures of the conversation: "image:1"
-    env = MyEnv(tools=MediaShelf(IMAGE_TOOLS))            # or by name, from a shelf of the episode's
+    env = MyEnv(tools=IMAGE_TOOLS)                 # pictures of the conversation: "image:1"
+    env = MyEnv(tools=MediaShelf(IMAGE_TOOLS))     # or by name, from the shelf of the episode
     relax-agent tools serve relax_agent.tools.image
 
 Every tool takes a picture and gives a new one, which the model may use in its next call; the old

@@ -86,9 +86,7 @@ class MediaShelf:
             ConfigError: The name is none, or this is no medium, or there is no room.
         """
         if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{name!r} cannot name a medium", hint="e.g. 'photo' or 'photo-1.png'"
-            )
+            raise ConfigError(f"{name!r} cannot name a medium", hint="e.g. 'photo-1.png'")
         if not isinstance(medium, (Image, Audio, Video)):
             raise ConfigError(
                 f"{name} is of type {type(medium).__name__}, not an image, an audio or a video",

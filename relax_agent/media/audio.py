@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 3600.0
 """Longest sound that is decoded by default."""
+MAX_VALUES = 2**29
+"""Most samples of all channels together, whatever the length: 2 GiB as float32."""
 _SOUNDFILE = {"audio/wav", "audio/flac", "audio/ogg", "audio/mpeg", "audio/aiff"}
 _BLOCK = 65536
 _MAX_CHANNELS = 32
@@ -85,6 +87,8 @@ def _join(blocks: Iterator[Samples], rate: int, max_seconds: float, deadline: De
             raise MediaError(
                 f"a sound of more than {max_seconds:g} s", hint="max_seconds= allows more"
             )
+        if total * block.shape[0] > MAX_VALUES:
+            raise MediaError(f"a sound of more than {MAX_VALUES:,} samples in all channels")
         found.append(block)
     if not found:
         raise MediaError("a sound without samples")
