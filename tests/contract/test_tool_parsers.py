@@ -285,7 +285,7 @@ def hard_texts(n):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_work_is_linear_in_the_text(name):
-    """However hard the text, each character is handled a few times, or a few dozen if it is alone."""
+    """However hard the text: a few looks at each character, a few dozen if it comes alone."""
     for key, text in hard_texts(30_000).items():
         _, stream = streamed(tool_parser(name), [text])
         assert stream.work <= 12 * len(text), key

@@ -11,6 +11,8 @@ import ast
 import re
 from typing import Any
 
+_MAX_CODE = 100_000
+"""Characters outside of strings: a syntax tree takes hundreds of bytes for each."""
 _NAMES = {"true": True, "false": False, "null": None}
 _STRING = re.compile(
     r"""(?P<prefix>\b[A-Za-z]{1,2})?(?P<body>'''(?:[^'\\]|\\.|'(?!''))*'''"""
@@ -55,6 +57,8 @@ def literal(text: str) -> Any:
 
 
 def _tree(text: str) -> ast.expr:
+    if len(text) > _MAX_CODE and len(_STRING.sub("", text)) > _MAX_CODE:
+        raise ValueError("it is too long to be read as Python")
     try:
         return ast.parse(_STRING.sub(_plain_escapes, text), mode="eval").body
     except SyntaxError as error:
@@ -92,9 +96,11 @@ def _convert(node: ast.expr) -> Any:
             return dict(zip(names, map(_convert, values), strict=True))
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=number)):
-            if type(number) in (int, float):
-                return -number if isinstance(sign, ast.USub) else number
+        case ast.UnaryOp(
+            op=ast.USub() | ast.UAdd() as sign,
+            operand=ast.Constant(value=int() | float() as number),
+        ) if not isinstance(number, bool):
+            return -number if isinstance(sign, ast.USub) else number
     raise ValueError("only literals can be given, no names or expressions")
 
 

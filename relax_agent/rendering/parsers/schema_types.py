@@ -56,8 +56,7 @@ def types_of(tools: Tools) -> Types:
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             continue
         schema = inner.get("parameters")
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        if isinstance(properties, dict):
+        if isinstance(schema, dict) and isinstance(properties := schema.get("properties"), dict):
             by_tool[inner["name"]] = {
                 key: frozenset(_types(value, schema, 0)) for key, value in properties.items()
             }
