@@ -83,6 +83,7 @@ class Video(_Media):
 
 
 Part: TypeAlias = Text | Image | Audio | Video
+_KINDS = frozenset((Text, Image, Audio, Video))
 _MEDIA_TYPES: dict[str, type[Image] | type[Audio] | type[Video]] = {
     "image_url": Image,
     "audio_url": Audio,
@@ -125,7 +126,7 @@ class Message:
     """For a tool message: the call that it answers."""
 
     def __post_init__(self) -> None:
-        if type(self.content) is not tuple:
+        if type(self.content) is not tuple or not _KINDS.issuperset(map(type, self.content)):
             object.__setattr__(self, "content", parts(self.content))
 
     @property
@@ -167,7 +168,11 @@ def parts(content: str | Part | Sequence[Part | str]) -> tuple[Part, ...]:
         return (Text(content),) if content else ()
     if isinstance(content, (Text, Image, Audio, Video)):
         return (content,)
-    return tuple(Text(item) if isinstance(item, str) else item for item in content)
+    found = tuple(Text(item) if isinstance(item, str) else item for item in content)
+    for item in found:
+        if not isinstance(item, (Text, _Media)):
+            raise TypeError(f"a message holds text, images, sound or film, not {item!r:.60}")
+    return found
 
 
 def system(content: str | Sequence[Part | str]) -> Message:

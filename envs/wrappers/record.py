@@ -14,8 +14,10 @@ folder that cannot be used at all is refused at once, by the constructor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -188,5 +190,9 @@ def _ending(action: AssistantMessage, terminated: bool, info: Info) -> tuple[Epi
 
 def _numbers(metrics: Any) -> dict[str, float]:
     """Keep what is a number; an environment's mistake must not cost the recording."""
-    items = metrics.items() if isinstance(metrics, dict) else ()
-    return {str(k): float(v) for k, v in items if isinstance(v, (int, float))}
+    found = {}
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(number := float(value)):
+                found[str(name)] = number
+    return found

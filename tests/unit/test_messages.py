@@ -16,6 +16,7 @@ PICTURE = Image(b"png")
         (PICTURE, (PICTURE,)),
         ([PICTURE, "hello"], (PICTURE, Text("hello"))),
         ((Text("a"), PICTURE), (Text("a"), PICTURE)),
+        (("a", PICTURE), (Text("a"), PICTURE)),
     ],
 )
 def test_content_may_be_given_as_text_or_parts(given, parts):
@@ -27,3 +28,9 @@ def test_a_message_of_plain_text_equals_the_shorthand():
     assert Message("user", "hi") == user("hi")
     assert Message("user", "hi").text == "hi"
     assert AssistantMessage(content="hi") == assistant("hi")
+
+
+@pytest.mark.parametrize("given", [(5,), [5], (Text("a"), None), (b"png",), ({"type": "text"},)])
+def test_what_is_no_part_is_named_where_the_message_is_made(given):
+    with pytest.raises(TypeError, match="a message holds text, images, sound or film, not"):
+        Message("user", given)

@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from relax_agent.envs import Env, EnvSpec, PlayLimits, RandomPolicy, make, play
@@ -405,3 +406,31 @@ def test_text_that_no_file_takes_is_no_obstacle(tmp_path):
     assert "recorded" in info
     assert len(read_episodes(tmp_path)) == 1
     assert len(lines(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [[1], {"a": float("nan")}, {"a": 10**400}, {"a": None}, {"a": "long"}, {"a": {"b": 1}}],
+)
+def test_odd_metrics_cost_neither_the_step_nor_the_recording(metrics, tmp_path):
+    """The line in the file stays JSON, which knows no NaN."""
+
+    class Odd(Env):
+        async def reset(self, *, seed=None, options=None):
+            return [user("begin")], {}
+
+        async def step(self, action):
+            both = {"fine": np.float32(2)} | metrics if isinstance(metrics, dict) else metrics
+            return [], 1.0, True, False, {"metrics": both}
+
+    async def main():
+        env = RecordEpisode(Odd(), tmp_path)
+        await env.reset()
+        assert (await env.step(assistant("x")))[1] == 1.0
+        await env.close()
+
+    asyncio.run(main())
+    (episode,) = read_episodes(tmp_path)
+    assert episode.status == "completed"
+    assert episode.metrics == ({"fine": 2.0} if isinstance(metrics, dict) else {})
+    assert "NaN" not in (tmp_path / "episodes.jsonl").read_text()
