@@ -5,6 +5,9 @@ the official SDK, which retries what is safe to retry (429, 5xx, lost connection
 pauses. What comes back becomes an :class:`~relax_agent.messages.AssistantMessage`; arguments that
 are no JSON object stay visible as a call with an ``error``, so the environment can tell the model.
 
+A server that knows nothing of a model's tool calls returns them as text. ``read_text`` reads them
+there: ``tool_parser("hermes").parse``, or any function of a text and the tools' schemas.
+
 The chat API takes only text in tool messages. Pictures, sounds and videos that a tool returned
 follow in a user message right behind the tool messages.
 """
@@ -13,9 +16,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from relax_agent.errors import (
     ConfigError,
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
     import openai
     from openai import AsyncOpenAI
 
+ReadText: TypeAlias = Callable[[str, Sequence[dict[str, Any]]], AssistantMessage]
+"""Makes a message of what a model said, given the tools' schemas."""
+
 _TIMEOUT_S = 120.0
 _MAX_RETRIES = 4
 _NO_KEY = "none"
@@ -55,6 +62,7 @@ class OpenAIPolicy:
         api_key_env: str = "OPENAI_API_KEY",
         timeout_s: float = _TIMEOUT_S,
         max_retries: int = _MAX_RETRIES,
+        read_text: ReadText | None = None,
         **sampling: Any,
     ) -> None:
         """Prepare a client; nothing is sent yet.
@@ -65,6 +73,7 @@ class OpenAIPolicy:
             api_key_env: The variable that holds the key. It need not be set where ``base_url`` is.
             timeout_s: Seconds for one request.
             max_retries: Requests after the first, for what is safe to retry.
+            read_text: Finds tool calls in the content of an answer that has none.
             **sampling: Passed on with every request: ``temperature``, ``max_tokens``, ``seed``, …
 
         Raises:
@@ -81,6 +90,7 @@ class OpenAIPolicy:
         self._key = key or _NO_KEY
         self._timeout_s = timeout_s
         self._max_retries = max_retries
+        self._read_text = read_text
         self._client: AsyncOpenAI | None = None
 
     async def act(
@@ -107,7 +117,16 @@ class OpenAIPolicy:
             raise self._unavailable(error) from error
         except openai.OpenAIError as error:
             raise EngineRejected(f"{self.model}: {_short(str(error))}") from error
-        return from_chat(answer.model_dump())
+        message = from_chat(answer.model_dump())
+        if self._read_text is None or message.tool_calls:
+            return message
+        read = self._read_text(message.text, tools)
+        return replace(
+            message,
+            content=read.content,
+            reasoning=message.reasoning or read.reasoning,
+            tool_calls=read.tool_calls,
+        )
 
     def _unavailable(self, error: openai.APIConnectionError) -> EngineUnavailable:
         cause = error.__cause__

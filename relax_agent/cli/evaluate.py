@@ -19,6 +19,7 @@ from relax_agent.envs.evaluation import EvalReport, evaluate, plan
 from relax_agent.envs.evaluation_log import EvaluationLog
 from relax_agent.errors import ConfigError
 from relax_agent.monitor.evaluation import EvalDisplay, report_table
+from relax_agent.rendering.parsers import tool_parser as parser_named
 
 _MODEL, _EPISODES, _RESULT = "Who", "Episodes", "Result"
 
@@ -33,6 +34,14 @@ BaseUrl = Annotated[
     _option(_MODEL, "An OpenAI-compatible endpoint: http://127.0.0.1:30000/v1. Default: OpenAI's."),
 ]
 KeyEnv = Annotated[str, _option(_MODEL, "The variable that holds the key.")]
+ToolParserName = Annotated[
+    str | None,
+    _option(
+        _MODEL,
+        "For an endpoint that returns tool calls as text: hermes, qwen3_coder, llama3, mistral, "
+        "pythonic or fenced.",
+    ),
+]
 PolicyOption = Annotated[
     str | None, _option(_MODEL, "Instead of a model: expert, random or module:factory.")
 ]
@@ -70,6 +79,7 @@ class _Who:
     sampling: dict[str, Any]
     timeout_s: float
     retries: int
+    tool_parser: str | None
 
     def check(self) -> None:
         if self.model is None and self.policy is None:
@@ -78,6 +88,10 @@ class _Who:
             )
         if self.model is not None and self.policy is not None:
             raise ConfigError("--model and --policy exclude each other")
+        if self.tool_parser is not None:
+            if self.model is None:
+                raise ConfigError("--tool-parser is for a --model")
+            parser_named(self.tool_parser)
 
     @property
     def label(self) -> str:
@@ -86,7 +100,8 @@ class _Who:
     def about(self) -> dict[str, Any]:
         if self.policy is not None:
             return {"policy": self.policy}
-        return {"model": self.model, "base_url": self.base_url, "sampling": self.sampling}
+        parser = {"tool_parser": self.tool_parser} if self.tool_parser else {}
+        return {"model": self.model, "base_url": self.base_url, "sampling": self.sampling} | parser
 
     def factory(self, env: Env, seed: int) -> Callable[[], Policy]:
         """Return what makes a policy; a model's serves all episodes."""
@@ -101,6 +116,7 @@ class _Who:
             api_key_env=self.api_key_env,
             timeout_s=self.timeout_s,
             max_retries=self.retries,
+            read_text=parser_named(self.tool_parser).parse if self.tool_parser else None,
             **self.sampling,
         )
         return lambda: model
@@ -126,6 +142,7 @@ def eval_(
     model: Model = None,
     base_url: BaseUrl = None,
     api_key_env: KeyEnv = "OPENAI_API_KEY",
+    tool_parser: ToolParserName = None,
     policy: PolicyOption = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
@@ -153,7 +170,7 @@ def eval_(
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
     sampling = {name: value for name, value in given.items() if value is not None}
-    who = _Who(model, base_url, api_key_env, policy, sampling, answer_timeout, retries)
+    who = _Who(model, base_url, api_key_env, policy, sampling, answer_timeout, retries, tool_parser)
     who.check()
     import_modules(module)
     # The SDK asks again by itself; the policy's limit is for all of that and the pauses together.

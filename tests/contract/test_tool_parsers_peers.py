@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from parser_support import FILES, TOOLS, differs, good_calls
 
 from relax_agent.engines.launch import SHIMS, sglang_python
 from relax_agent.engines.settings import EngineSettings
-from relax_agent.rendering import PackageRenderer, RendererSettings, tool_parser
+from relax_agent.rendering import TOOL_PARSERS, PackageRenderer, RendererSettings, tool_parser
 from relax_agent.rendering.tokens import TokenIds
 
 MARKS = (
@@ -89,6 +90,16 @@ def test_random_outputs_are_read_as_the_renderers_package_reads_ids(tokenizer, p
     assert len(ours.tool_calls) == len(theirs.tool_calls)
     assert ours.text.startswith(theirs.text)
     assert told(ours)[3] == told(theirs)[3]
+
+
+def test_the_docs_name_who_reads_what():
+    page = (Path(__file__).parents[2] / "docs" / "parsing.md").read_text("utf-8")
+    table = page.partition("## Formats")[2].partition("\n## ")[0]
+    rows = {row.split("`")[1]: row for row in re.findall(r"^\| `.*", table, re.M)}
+    assert list(rows) == list(TOOL_PARSERS)
+    for name, file in FILES.items():
+        for peers in file["same_as"].values():
+            assert all(f"`{peer}`" in rows[name] for peer in peers)
 
 
 @pytest.mark.sglang

@@ -20,6 +20,7 @@ from relax_agent.messages import (
     tool_message,
     user,
 )
+from relax_agent.rendering import tool_parser
 
 
 def completion(message, finish_reason="stop"):
@@ -81,6 +82,17 @@ def test_the_answer_comes_back_with_reasoning_calls_and_usage():
         "model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL],
         "temperature": 0.5,
     }  # fmt: skip
+
+
+def test_calls_that_come_as_text_are_read_where_a_parser_is_given():
+    text = '<think>hm</think>So <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    answer = completion({"role": "assistant", "content": text}, "length")
+    plain, _ = ask(answer, tools=[TOOL])
+    assert (plain.text, plain.tool_calls) == (text, ())
+    message, _ = ask(answer, tools=[TOOL], read_text=tool_parser("hermes").parse)
+    assert (message.text, message.reasoning) == ("So", "hm")
+    assert message.tool_calls == (ToolCall("f", {"x": 1}, "call_0"),)
+    assert (message.usage.prompt_tokens, message.finish_reason) == (7, "length")
 
 
 def test_a_cut_answer_says_so():
