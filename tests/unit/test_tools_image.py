@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_a_box_that_is_none_is_refused_in_words(box, words):
     for name in ("crop_image", "draw_box"):
         result = call(name, **arguments)
         assert result.error is ToolErrorKind.INVALID_ARGUMENTS
-        pytest.raises(AssertionError, pixels, result).match(words)
+        assert re.search(words, result.text)
 
 
 def test_a_zoom_shows_the_surroundings_of_a_point_as_large_as_the_whole():
