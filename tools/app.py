@@ -42,8 +42,10 @@ from relax_agent.tools.web import CallerWaits, json_response, protect, read_body
 from relax_agent.tools.wire import (
     CALL_ID,
     DEADLINE,
+    ENDING,
     EPISODE,
     FRAME_TYPE,
+    NO_SESSION,
     REFUSED,
     SESSION,
     dump_result,
@@ -169,7 +171,7 @@ def _endpoint(
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
         if service.draining:
             service.metrics.refused += 1
-            return _reply(_ENDING, headers, {REFUSED: "1", "Connection": "close"})
+            return _reply(_ENDING, headers, {REFUSED: ENDING, "Connection": "close"})
         body = await read_body(request, limit)
         if body is None:
             service.metrics.refused += 1
@@ -181,6 +183,10 @@ def _endpoint(
             result = ToolResult.failure(error.kind, f"{tool.name}: {error}")
             service.metrics.add(tool.name, result)
             return _reply(result, headers)
+        if options["session"] is not None and options["session"] not in service.leases:
+            result = service.no_session(call, options["session"])
+            service.metrics.add(tool.name, result)
+            return _reply(result, headers, {REFUSED: NO_SESSION})
         with CallerWaits(request):
             result = await service.call(call, **options)
             if logger.isEnabledFor(logging.INFO):

@@ -203,7 +203,8 @@ class Tool(Generic[P, R]):
                 raise ToolError(words, kind=ToolErrorKind.UNAVAILABLE) from error
             raise
         except Late:
-            raise ToolError(f"timed out after {seconds:g} s", kind=ToolErrorKind.TIMEOUT) from None
+            words = f"timed out after {round(seconds, 3):g} s"
+            raise ToolError(words, kind=ToolErrorKind.TIMEOUT) from None
         except MediaError as error:
             raise ToolError(str(error), kind=ToolErrorKind.INVALID_ARGUMENTS) from error
         except (Exception, SystemExit) as error:

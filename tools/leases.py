@@ -83,6 +83,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, session_id: object) -> bool:
+        return session_id in self._open
+
     def open(self, lease_s: float | None = None) -> Lease:
         """Begin a session.
 

@@ -145,8 +145,13 @@ class ToolService:
         try:
             with self.leases.use(session_id) as session, call_context(session=session.id):
                 return await self.toolset.run(call, session, "server")
-        except NoSession as error:
-            return ToolResult.failure(ToolErrorKind.UNAVAILABLE, f"{call.name}: {error.message}")
+        except NoSession:
+            return self.no_session(call, session_id)
+
+    def no_session(self, call: ToolCall, session_id: str) -> ToolResult:
+        """Return the failure of a call in a session that is not there."""
+        words = f"{call.name}: there is no session {session_id[:8]!r}…, or it has ended"
+        return ToolResult.failure(ToolErrorKind.UNAVAILABLE, words)
 
     def manifest(self) -> dict[str, Any]:
         """Return what a client needs to know: each tool's schema and limits."""

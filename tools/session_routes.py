@@ -13,7 +13,7 @@ from relax_agent.tools.leases import MAX_LEASE_S, NoSession, TooManySessions
 from relax_agent.tools.schema import Arguments, arguments_of
 from relax_agent.tools.service import ToolService
 from relax_agent.tools.web import json_response, read_body
-from relax_agent.tools.wire import REFUSED, loads
+from relax_agent.tools.wire import ENDING, REFUSED, loads
 
 _MAX_BODY = 1 << 20
 Ids = Annotated[list[str], Field(max_length=10_000)]
@@ -122,4 +122,4 @@ async def _with_body(
 
 
 def _problem(status: int, words: str, *, refused: bool = False) -> Response:
-    return json_response({"detail": words}, status, {REFUSED: "1"} if refused else None)
+    return json_response({"detail": words}, status, {REFUSED: ENDING} if refused else None)

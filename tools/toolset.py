@@ -137,7 +137,7 @@ class Toolset:
         home = self._homes.get(call.name)
         if session is None:
             if declared.requires_session:
-                return ToolResult.failure(ToolErrorKind.DENIED, _NEEDS_SESSION.format(call.name))
+                return ToolResult.failure(ToolErrorKind.DENIED, NEEDS_SESSION.format(call.name))
             if home is None:
                 return await declared.invoke(call.arguments)
             owner = Instance(home)  # of this call alone
@@ -168,7 +168,7 @@ class Toolset:
         """Do nothing: what sessions hold is theirs to give back."""
 
 
-_NEEDS_SESSION = "{}: this tool has state and needs a session; open one first"
+NEEDS_SESSION = "{}: this tool has state and needs a session; open one first"
 
 
 async def _warm_up(hook: Callable[[], Any], name: str) -> None:

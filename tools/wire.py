@@ -35,6 +35,8 @@ EPISODE = "X-Tool-Episode"
 CALL_ID = "X-Tool-Call"
 REFUSED = "X-Tool-Refused"
 """In an answer: the call was not begun, so that it may be made elsewhere, whatever the tool."""
+ENDING, NO_SESSION = "ending", "no session"
+"""Why not: what :data:`REFUSED` says."""
 MANIFEST_VERSION = 1
 
 _MEDIA: dict[str, type[Image] | type[Audio] | type[Video]] = {
