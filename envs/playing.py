@@ -189,8 +189,8 @@ class _Player:
         observation, info = await self._limited(
             "reset", env.reset(seed=record.seed, options=options), seconds
         )
-        task = info.get("task", record.task_id)
-        record.task_id = task if task is None else str(task)
+        if record.task_id is None and (task := info.get("task")) is not None:
+            record.task_id = str(task)
         self._observe(observation)
         while True:
             action = await self._ask(info)

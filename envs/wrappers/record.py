@@ -27,7 +27,8 @@ from relax_agent.envs.core import Env, Info, StepResult, Wrapper
 from relax_agent.envs.specs import WrapperSpec
 from relax_agent.envs.wrappers.functions import plain_arguments
 from relax_agent.envs.wrappers.recording import RecordedEpisode, Recorder
-from relax_agent.errors import ConfigError, StorageError, ToolError
+from relax_agent.errors import ConfigError, StorageError, ToolError, one_line
+from relax_agent.limits import STOPS
 from relax_agent.messages import AssistantMessage, Observation, Rewrite
 from relax_agent.status import TRUNCATIONS, EpisodeStatus
 from relax_agent.threads import THREADS
@@ -84,7 +85,8 @@ class RecordEpisode(Wrapper):
         except BaseException as error:
             await self._fail("reset", error)
             raise
-        episode.task_id = info.get("task", episode.task_id)
+        if episode.task_id is None and (task := info.get("task")) is not None:
+            episode.task_id = str(task)
         episode.tools = list(self.env.tools.schemas())
         _observe(episode, observation)
         return observation, info
@@ -139,17 +141,17 @@ class RecordEpisode(Wrapper):
 
     async def _fail(self, call: str, error: BaseException) -> None:
         """End the episode by what was raised; when cancelled, without waiting for a thread."""
-        words = " ".join(f"{call}(): {type(error).__name__}: {error}".split()).rstrip(": ")
+        words = f"{call}(): {one_line(error)}"
         if isinstance(error, asyncio.CancelledError):
             episode = self._end(EpisodeStatus.CANCELLED, f"{call}() was cancelled")
             if episode is not None:
                 self._write(episode)
         elif isinstance(error, ToolError):
             await self._finish(EpisodeStatus.TOOL_FAILURE, words)
-        elif isinstance(error, Exception):
-            await self._finish(EpisodeStatus.ENV_FAILURE, words)
-        else:
+        elif isinstance(error, STOPS):
             await self._finish(EpisodeStatus.CANCELLED, words)
+        else:
+            await self._finish(EpisodeStatus.ENV_FAILURE, words)
 
     async def _finish(self, status: EpisodeStatus, detail: str) -> Info:
         """Write the running episode, if there is one, and return what to tell of it."""

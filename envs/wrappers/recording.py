@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from relax_agent.errors import ConfigError, StorageError
+from relax_agent.errors import ConfigError, StorageError, one_line
 from relax_agent.files import append_to_file
 from relax_agent.messages import (
     Audio,
@@ -251,7 +251,7 @@ class Recorder:
             self._flush()
             if self._lost:
                 raise StorageError(
-                    f"{self._lost} episodes are missing from {self.folder}: it took none for long",
+                    f"{self._lost} episodes are missing from {self.folder}, which took none",
                     hint="those before and after are whole",
                 )
 
@@ -265,6 +265,10 @@ class Recorder:
                 self._waiting.popleft()
         except OSError as error:
             raise _cannot_write(self.folder, error) from None
+        except Exception as error:  # no disk is at fault: trying again would block all others
+            self._waiting.popleft()
+            self._lost += 1
+            raise StorageError(f"an episode cannot be recorded: {one_line(error)}") from error
 
     def _write_line(self, episode: RecordedEpisode) -> None:
         for message in episode.messages:

@@ -241,3 +241,21 @@ def test_leaving_in_the_moment_in_which_an_episode_ends_keeps_nobody_waiting(tmp
     for after in range(1, 16):
         with pytest.raises(Enough):
             asyncio.run(leave(after))
+
+
+@pytest.mark.parametrize("name", [7, "e3", "elsewhere"])
+def test_an_environment_that_calls_its_tasks_otherwise_confuses_no_episodes(name):
+    """U10: every job is done once, by the name that it was asked for."""
+
+    class Renaming(Numbers):
+        async def reset(self, *, seed=None, options=None):
+            observation, info = await super().reset(seed=seed, options=options)
+            return observation, info | {"task": name}
+
+    done = []
+    jobs = plan(TASKS, samples=2)
+    spec = EnvSpec("test/Renaming-v0", Renaming)
+    on_play = lambda job, play: done.append((job, play.task_id))  # noqa: E731
+    asyncio.run(evaluate(spec, Counting, jobs, on_play=on_play))
+    assert {job for job, _ in done} == set(jobs) and len(done) == len(jobs)
+    assert all(job.task == task for job, task in done)

@@ -170,7 +170,8 @@ def test_an_episode_cut_by_another_reset_or_by_close_is_written(tmp_path):
     [
         (KeyError("oh"), "env_failure"),
         (ToolError("gone"), "tool_failure"),
-        (SystemExit(3), "cancelled"),
+        (SystemExit(3), "env_failure"),
+        (KeyboardInterrupt(), "cancelled"),
     ],
 )
 def test_an_exception_in_step_is_passed_on_and_written(tmp_path, error, status):
@@ -434,3 +435,64 @@ def test_odd_metrics_cost_neither_the_step_nor_the_recording(metrics, tmp_path):
     assert episode.status == "completed"
     assert episode.metrics == ({"fine": 2.0} if isinstance(metrics, dict) else {})
     assert "NaN" not in (tmp_path / "episodes.jsonl").read_text()
+
+
+@pytest.mark.parametrize("task", [7, b"t", {"a": 1}, object(), "a/../b\n", "\ud800", ""])
+def test_a_task_may_have_any_name(task, tmp_path):
+    class Named(Scripted):
+        async def reset(self, *, seed=None, options=None):
+            return (await super().reset())[0], {"task": task}
+
+    async def main():
+        env = RecordEpisode(Named(), tmp_path)
+        await env.reset()
+        await env.step(assistant("x"))
+        await env.close()
+
+    asyncio.run(main())
+    assert len(read_episodes(tmp_path)) == len(list((tmp_path / "pages").iterdir())) == 1
+
+
+def test_what_cannot_be_written_down_costs_only_itself(tmp_path, monkeypatch):
+    """No disk is at fault, so it is not tried again before all that come after it."""
+
+    class Odd(Exception):
+        pass
+
+    def write(self, episode):
+        if "odd" in episode.messages[-1].text:
+            raise Odd("no form")
+        whole(self, episode)
+
+    whole = recording.Recorder._write_line
+    monkeypatch.setattr(recording.Recorder, "_write_line", write)
+
+    async def main():
+        env = RecordEpisode(Scripted(), tmp_path, html=False)
+        infos = []
+        for word in ("odd", "fine", "fine"):
+            await env.reset()
+            infos.append((await env.step(assistant(word)))[4])
+        with pytest.raises(StorageError, match="1 episodes are missing"):
+            await env.close()
+        return infos
+
+    first, *others = asyncio.run(main())
+    assert "no form" in first["recording_error"]
+    assert all("recorded" in info for info in others)
+    assert len(read_episodes(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), type("Panic", (BaseException,), {})("p")])
+def test_what_is_no_exception_is_recorded_as_a_failure_too(error, tmp_path):
+    async def main():
+        env = RecordEpisode(Scripted(fail=error), tmp_path, html=False)
+        await env.reset()
+        try:
+            await env.step(assistant("x"))
+        except BaseException as raised:
+            assert raised is error
+        await env.close()
+
+    asyncio.run(main())
+    assert read_episodes(tmp_path)[0].status == "env_failure"
