@@ -122,13 +122,11 @@ def rotate_image(image: Image, degrees: float) -> Reply:
 
     picture = open_picture(image)
     turn = degrees % 360
-    quarter = {
-        90: Transpose.ROTATE_270, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_90
-    }.get(turn)  # fmt: skip
-    if quarter is not None:
-        turned = picture.transpose(quarter)
-    elif turn == 0:
+    quarters = [Transpose.ROTATE_270, Transpose.ROTATE_180, Transpose.ROTATE_90]
+    if turn == 0:
         turned = picture
+    elif turn % 90 == 0:
+        turned = picture.transpose(quarters[int(turn) // 90 - 1])
     else:
         size = _at_most(picture.size)
         small = picture if size == picture.size else picture.resize(size, Resampling.LANCZOS)

@@ -1,6 +1,6 @@
 """Ready-made video tools: look at moments, get an overview, cut, listen.
 
-    env = MyEnv(tools=MediaShelf(VIDEO_TOOLS))     # films by name, which the model need not have seen
+    env = MyEnv(tools=MediaShelf(VIDEO_TOOLS))     # films by name, never shown to the model whole
     relax-agent tools serve relax_agent.tools.video
 
 Times are seconds from the first frame; the frame of a time is the one that is shown then, whatever
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -287,7 +288,7 @@ def _colours(pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _changes(counts: Sequence[tuple[float, Any]], threshold: float) -> list[float]:
     """Return the times of frames whose colours differ from those of the frame before."""
     found: list[tuple[float, float]] = []
-    for (_, before), (time_s, after) in zip(counts, counts[1:], strict=False):
+    for (_, before), (time_s, after) in pairwise(counts):
         change = float(abs(after - before).sum()) / 6
         if change < threshold:
             continue

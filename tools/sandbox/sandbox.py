@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +31,7 @@ from relax_agent.tools.sandbox.layout import Contents, Launch, basic, strong
 from relax_agent.tools.sandbox.limits import Level, Limits
 from relax_agent.tools.sandbox.pool import SandboxPool
 from relax_agent.tools.sandbox.session import SandboxSession
+from relax_agent.tools.temporary import new_folder
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +157,7 @@ class Sandbox:
         if self.level is Level.STRONG:
             launch = _strong_launch(self.limits, self._contents)
         else:
-            launch = basic(self.limits, self._contents, _new_folder())
+            launch = basic(self.limits, self._contents, new_folder("sandbox"))
         return start(launch, self.level, self.limits)
 
 
@@ -191,36 +189,3 @@ def _limits(limits: Limits, changes: dict[str, Any]) -> Limits:
     changed = replace(limits, **changes)
     changed.check()
     return changed
-
-
-def _new_folder() -> Path:
-    """Make the folder of an interpreter at the basic level; remove those of dead parents."""
-    _remove_left_over()
-    return Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
-
-
-@lru_cache(maxsize=1)
-def _prefix() -> str:
-    """Begin names so that the process ids in them mean the same: containers may share a folder."""
-    try:
-        space = str(os.stat("/proc/self/ns/pid").st_ino)  # noqa: PTH116
-    except OSError:
-        space = "0"
-    return f"relax-sandbox-{space}-"
-
-
-def _remove_left_over() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
-        owner = folder.name.removeprefix(_prefix()).partition("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
