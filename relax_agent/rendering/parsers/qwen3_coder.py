@@ -32,6 +32,7 @@ from relax_agent.rendering.parsers.tape import (
     Marks,
     Steps,
     Tape,
+    ahead,
     plain_until,
     run,
     skip,
@@ -117,7 +118,7 @@ def _parameter(tape: Tape, values: _Values) -> Steps[str]:
         if mark == _FUNCTION_END and (yield from skip(tape, _END)):
             values.add(key, "".join(value))
             return _END
-        if mark == _END and (tape.next(len(OPENER)) == OPENER or not tape.next()):
+        if mark == _END and ((yield from ahead(tape, OPENER)) or not tape.next()):
             values.problem = f"{MALFORMED}: <parameter={key[:80]}> has no end tag"
             return _END
         value += [mark, space]

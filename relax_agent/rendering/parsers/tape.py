@@ -137,16 +137,21 @@ def upto(tape: Tape, marks: Marks) -> Steps[tuple[str, str]]:
         yield None
 
 
-def skip(tape: Tape, mark: str) -> Steps[bool]:
-    """Read a marker if it comes next, and say whether it did."""
+def ahead(tape: Tape, mark: str) -> Steps[bool]:
+    """Say whether a marker comes next, without reading it."""
     while True:
         there = tape.next(len(mark))
-        if there == mark:
-            tape.take(len(mark))
-            return True
-        if tape.ended or not mark.startswith(there):
-            return False
+        if there == mark or tape.ended or not mark.startswith(there):
+            return there == mark
         yield None
+
+
+def skip(tape: Tape, mark: str) -> Steps[bool]:
+    """Read a marker if it comes next, and say whether it did."""
+    there = yield from ahead(tape, mark)
+    if there:
+        tape.take(len(mark))
+    return there
 
 
 def peek(tape: Tape) -> Steps[str]:
