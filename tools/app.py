@@ -18,6 +18,7 @@ elsewhere are refused.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -27,6 +28,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from starlette.routing import Route
 
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
@@ -102,7 +104,7 @@ def create_tool_app(
     _add_probes(app, service)
     add_session_routes(app, service)
     _add_unknown(app, toolset)
-    app.mount("/mcp", mcp)
+    app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.openapi = describe_app(app, toolset, has_token=token is not None)  # type: ignore[method-assign]
     protect(app, token)
     return app
@@ -188,13 +190,24 @@ def _endpoint(
             service.metrics.add(tool.name, result)
             return _reply(result, headers, {REFUSED: NO_SESSION})
         with CallerWaits(request):
-            result = await service.call(call, **options)
+            try:
+                result = await service.call(call, **options)
+            except asyncio.CancelledError:
+                if not _ended_by_server(service):
+                    raise
+                return _reply(_ENDING, headers)
             if logger.isEnabledFor(logging.INFO):
                 _log(call, result, len(body))
             return _reply(result, headers)
         return Response(status_code=499)  # nobody reads it: the caller is gone
 
     return endpoint
+
+
+def _ended_by_server(service: ToolService) -> bool:
+    """Tell whether a call was cancelled because the server ends: its caller hears of that."""
+    task = asyncio.current_task()
+    return service.draining and task is not None and task.uncancel() == 0
 
 
 def _read(

@@ -65,7 +65,7 @@ _KEEP_ALIVE_S = 15.0
 """Idle connections end here first, long before the server would end them."""
 _ACCEPT = f"{FRAME_TYPE}, {JSON_TYPE}"
 _AGAIN = {ToolErrorKind.CRASHED, ToolErrorKind.TIMEOUT, ToolErrorKind.UNAVAILABLE}
-_MEDIA: dict[str, type[Any]] = {"image": Image, "audio": Audio, "video": Video}
+MEDIA: dict[str, type[Any]] = {"image": Image, "audio": Audio, "video": Video}
 
 
 class _Reach(Enum):
@@ -315,7 +315,7 @@ def _may_repeat(tool: RemoteTool, result: ToolResult, reach: _Reach) -> bool:
 def _referenced(text: str, kind: str) -> Any:
     """Return the medium of the conversation that a model's text names."""
     try:
-        return read_media(text, _MEDIA[kind])
+        return read_media(text, MEDIA[kind])
     except ValueError as error:
         raise ToolError(str(error), kind=ToolErrorKind.INVALID_ARGUMENTS) from None
 

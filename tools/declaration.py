@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from relax_agent.errors import MediaError, ToolDeclarationError, ToolError, ToolErrorKind
+from relax_agent.limits import STOPS
 from relax_agent.threads import THREADS
 from relax_agent.tools.context import seconds_left
 from relax_agent.tools.docstrings import describe
@@ -207,7 +208,9 @@ class Tool(Generic[P, R]):
             raise ToolError(words, kind=ToolErrorKind.TIMEOUT) from None
         except MediaError as error:
             raise ToolError(str(error), kind=ToolErrorKind.INVALID_ARGUMENTS) from error
-        except (Exception, SystemExit) as error:
+        except STOPS:
+            raise
+        except BaseException as error:  # also what is no Exception, as libraries in Rust raise it
             raise ToolError(f"failed with {reason_of(error)}") from error
 
     async def _take(self, owner: Owner | None) -> Callable[[], None]:

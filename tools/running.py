@@ -62,9 +62,10 @@ async def within(future: asyncio.Future[T], seconds: float | None) -> T:
     if not future.done():
         await give_up(future)
         raise Late
-    if future.cancelled():
-        raise ToolError("was cancelled from inside")
-    return future.result()
+    try:
+        return future.result()
+    except asyncio.CancelledError:
+        raise ToolError("was cancelled from inside") from None
 
 
 async def give_up(future: asyncio.Future[Any]) -> None:

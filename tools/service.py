@@ -153,6 +153,14 @@ class ToolService:
         words = f"{call.name}: there is no session {session_id[:8]!r}…, or it has ended"
         return ToolResult.failure(ToolErrorKind.UNAVAILABLE, words)
 
+    async def close_session(self, session_id: str) -> list[str]:
+        """End a session and return what of it could not be closed.
+
+        Raises:
+            NoSession: It has ended already.
+        """
+        return await self.leases.close(session_id)
+
     def manifest(self) -> dict[str, Any]:
         """Return what a client needs to know: each tool's schema and limits."""
         return {

@@ -187,7 +187,8 @@ def refuse(call: ToolCall, names: Collection[str]) -> ToolResult | None:
         return ToolResult.failure(ToolErrorKind.INVALID_ARGUMENTS, message)
     if call.name in names:
         return None
-    near = difflib.get_close_matches(call.name, names, n=1)
+    name = str(call.name)  # whatever a model's API has sent
+    near = difflib.get_close_matches(name, names, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"tools: {', '.join(names) or 'none'}"
-    message = f"there is no tool {call.name[:64]!r}; {advice}"
+    message = f"there is no tool {name[:64]!r}; {advice}"
     return ToolResult.failure(ToolErrorKind.NOT_FOUND, message)
