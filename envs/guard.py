@@ -40,6 +40,8 @@ class Guard(Wrapper):
         super().__init__(env)
         self._bar: str | None = _NEW
         """What stands against a step: the call that runs, or the words of an error; None: go."""
+        self._rest: str | None = None
+        """What bars a step between two calls of an episode: nothing, until the guard is closed."""
         self._closed = False
 
     def wrapper_spec(self) -> None:
@@ -70,7 +72,7 @@ class Guard(Wrapper):
             raise
         self._bar = _FAILED
         result = self._checked_reset(result)
-        self._bar = None
+        self._bar = self._rest
         return result
 
     async def step(self, action: AssistantMessage) -> StepResult:
@@ -100,7 +102,7 @@ class Guard(Wrapper):
                     if type(message) is not Message:
                         break
                 else:
-                    self._bar = None
+                    self._bar = self._rest
                     return result
         return self._settled(result)
 
@@ -123,7 +125,7 @@ class Guard(Wrapper):
         if self._closed:
             return
         self._closed = True
-        self._bar = _NEW
+        self._bar = self._rest = _NEW
         try:
             await self.env.close()
         except BaseException as error:
@@ -187,7 +189,7 @@ class Guard(Wrapper):
         terminated = self._flag("terminated", terminated)
         truncated = self._flag("truncated", truncated)
         self._check_info("step", info)
-        self._bar = _ENDED if terminated or truncated else None
+        self._bar = _ENDED if terminated or truncated else self._rest
         return observation, reward, terminated, truncated, info
 
     def _checked_reset(self, result: Any) -> tuple[Observation, Info]:

@@ -69,7 +69,7 @@ def _hash(tag: str, *pieces: bytes) -> bytes:
 
 def _digest(value: Any) -> bytes:
     if value is None or (isinstance(value, (bool, int, float)) and type(value) in _PLAIN):
-        return _hash("plain", type(value).__name__.encode(), repr(value).encode())
+        return _hash("plain", type(value).__name__.encode(), _written(value).encode())
     if type(value) is str:
         return _hash("str", value.encode("utf-8", "surrogatepass"))
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -84,6 +84,13 @@ def _digest(value: Any) -> bytes:
 
 
 _PLAIN = (bool, int, float)
+_LONG_BITS = 10_000
+"""Python refuses to write longer whole numbers as decimals."""
+
+
+def _written(value: bool | int | float | None) -> str:
+    long = isinstance(value, int) and value.bit_length() > _LONG_BITS
+    return hex(value) if isinstance(value, int) and long else repr(value)
 
 
 def _digest_object(value: Any) -> bytes:

@@ -6,11 +6,23 @@ import math
 import pytest
 from rollout_support import FakeEngine, FakeRenderer, options, run
 
-from relax_agent.envs import Env, Job, ScriptedPolicy, SyncEnv, make_async, make_vec, register
+from relax_agent.envs import (
+    Env,
+    Job,
+    ScriptedPolicy,
+    SyncEnv,
+    Task,
+    TaskSet,
+    ToolEnv,
+    make_async,
+    make_vec,
+    register,
+)
 from relax_agent.envs.playing import PlayLimits, play
 from relax_agent.episode import Episode
-from relax_agent.messages import user
+from relax_agent.messages import ToolCall, user
 from relax_agent.rollout import run_episode
+from relax_agent.tools import tool
 
 
 class Panic(BaseException):
@@ -161,3 +173,60 @@ def test_what_a_cancelled_step_raises_is_not_why_the_episode_ended():
         return record.status, log.status
 
     assert run(main()) == ("truncated_time", "truncated_time")
+
+
+@tool
+def plain_tool(kind: str) -> str:
+    """Fail.
+
+    Args:
+        kind: How.
+    """
+    FAULTS[kind][0]()
+
+
+@tool(inline=True)
+def inline_tool(kind: str) -> str:
+    """Fail.
+
+    Args:
+        kind: How.
+    """
+    FAULTS[kind][0]()
+
+
+@tool
+async def async_tool(kind: str) -> str:
+    """Fail.
+
+    Args:
+        kind: How.
+    """
+    FAULTS[kind][0]()
+
+
+class Tools(ToolEnv):
+    tools = (plain_tool, inline_tool, async_tool)
+    tasks = TaskSet([Task("a", "?")])
+
+    def score(self, task, transcript):
+        return 1.0
+
+
+@pytest.mark.parametrize("name", ["plain_tool", "inline_tool", "async_tool"])
+@pytest.mark.parametrize("kind", RAISED)
+def test_whatever_a_tool_raises_is_a_message_to_the_model(kind, name):
+    """T160: a call that is cancelled from inside has an answer as well."""
+    if (kind, name) == ("cancelled inside", "inline_tool"):
+        pytest.skip("it runs in the caller's own task")
+    script = ScriptedPolicy([ToolCall(name, {"kind": kind}), "done"])
+    record = asyncio.run(play(Tools(), script))
+    assert record.status == "completed"
+    assert record.messages[2].text.startswith(f"Error: {name}: ")
+
+
+@pytest.mark.parametrize("name", [None, 5, "", "plain", "__class__"])
+def test_a_name_that_is_no_tool_is_a_message_to_the_model(name):
+    record = asyncio.run(play(Tools(), ScriptedPolicy([ToolCall(name, {}), "done"])))
+    assert record.status == "completed"
+    assert "there is no tool" in record.messages[2].text

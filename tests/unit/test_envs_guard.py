@@ -390,3 +390,32 @@ def test_the_score_of_a_group_is_checked():
 
 def test_a_label_without_a_spec_is_the_class():
     assert Guard(Wrapper(Counter())).label == "Counter"
+
+
+@pytest.mark.parametrize("running", ["reset", "step"])
+def test_closed_stays_closed_when_a_call_that_ran_meanwhile_ends(running):
+    """What was given back must not be used again."""
+
+    class Slow(Counter):
+        async def reset(self, *, seed=None, options=None):
+            await asyncio.sleep(0)
+            return [user("go")], {}
+
+        async def step(self, action):
+            await asyncio.sleep(0)
+            return [user("on")], 1.0, False, False, {}
+
+    async def main():
+        env = Guard(Slow())
+        await env.reset()
+        call = env.reset() if running == "reset" else env.step(assistant("a"))
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)
+        await env.close()
+        await task
+        with pytest.raises(ResetNeeded, match="is closed"):
+            await env.step(assistant("b"))
+        with pytest.raises(ResetNeeded, match="is closed"):
+            await env.reset()
+
+    asyncio.run(main())

@@ -118,7 +118,7 @@ VALUES = [
     np.arange(3), np.arange(3.0), np.arange(4).reshape(2, 2), np.array(["a", None], object),
     len, operator.add, Plain, Plain().__init__, functools.partial(int, base=2), Image(b"x"),
     user("hi"), assistant("hi"), assistant("", tool_calls=[ToolCall("f", {"x": 1}, "c")]),
-    frozenset({"p", "q", "r", "s"}), "\\ud800", {"deep": [{"er": {"s", "t"}}]},
+    10**5000, frozenset({"p", "q", "r", "s"}), "\\ud800", {"deep": [{"er": {"s", "t"}}]},
 ]
 """
 
