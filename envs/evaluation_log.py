@@ -59,7 +59,7 @@ class EvaluationLog:
         if other:
             told = ", ".join(f"{key} was {before.get(key)!r}" for key in other[:3])
             raise ConfigError(
-                f"{self.folder} holds another evaluation: {told}", hint="choose another folder"
+                f"{self.folder} holds another evaluation: {told}", hint="--out names another one"
             )
 
     def plays(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[EvalJob, Play]]:

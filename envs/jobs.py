@@ -132,7 +132,8 @@ def _job(item: object) -> Job | None:
     if isinstance(item, str):
         return Job(item)
     raise ConfigError(
-        f"a job is a task's id or a Job, not {item!r:.80}", hint="Job(task=…, seed=…)"
+        f"a job is a task's id or a Job, not {item!r:.80}",
+        hint="relax_agent.envs.Job(task=…, seed=…)",
     )
 
 

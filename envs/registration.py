@@ -340,7 +340,8 @@ def _unknown(env_id: str) -> UnknownEnv:
     known = near[0] if near else None
     return UnknownEnv(
         f"no environment is registered as {env_id!r}",
-        hint=f"did you mean {known}?" if known else "relax-agent envs list",
+        hint=(f"did you mean {known}, or" if known else "see relax-agent envs list, or name")
+        + " one of your own with its module: my_module:me/Name-v0",
     )
 
 

@@ -141,7 +141,7 @@ class ToolEnv(Env):
         if not isinstance(given, Iterable):
             raise ConfigError(
                 f"{type(self).__name__} has a remote toolset and tools of its own",
-                hint="choose one of the two",
+                hint="choose one of the two; a single tool is a list of one: tools = [my_tool]",
             )
         return Toolset([*given, *methods])
 

@@ -179,7 +179,7 @@ async def _words(lab: Lab, tell: Findings) -> None:
         try:
             lab.sound(await lab.play(env, ScriptedPolicy([action]), max_turns=1))
         except CallFailed as failed:
-            words = f"{what} makes {failed}; answer it with a message that says what was wrong"
+            words = f"after {what}, {failed}; answer it with a message that says what was wrong"
             tell.fail(words, failed.where)
 
 
@@ -224,7 +224,7 @@ async def _ends(lab: Lab, tell: Findings) -> None:
             tell.skip(f"its steps are too slow to play more than {turns} turns of {who}")
             return
         words = f"an episode of {who} has not ended after {turns} turns"
-        tell.warn(f"{words}; give it an end: TimeLimit(env, max_turns=…)", where)
+        tell.warn(f"{words}; give it an end, such as the wrapper TimeLimit(max_turns=…)", where)
 
 
 async def _spec(lab: Lab, tell: Findings) -> None:

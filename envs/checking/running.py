@@ -238,7 +238,7 @@ def _advice(failed: CallFailed) -> str:
         return "no environment could be made"
     if failed.call == "reset()":
         return "every reset(seed=…, options=None) must begin an episode"
-    return "what a model says must never raise: answer it with a message that says what was wrong"
+    return "mend the code, or, if the model's message is at fault, answer it with one that says why"
 
 
 @contextlib.contextmanager

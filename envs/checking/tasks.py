@@ -102,11 +102,14 @@ async def _unknown(lab: Lab, tell: Findings) -> None:
         await lab.reset(env, lab.seed, {"no_such_option": 1})
     except CallFailed as failed:
         if not is_clear(failed.error):
-            words = f"an option that does not exist makes {failed}"
-            tell.warn(f"{words}; raise EnvError that names the options there are", failed.where)
+            words = f"after an option that does not exist, {failed}"
+            tell.warn(
+                f"{words}; raise EnvError (relax_agent.errors) and name those there are",
+                failed.where,
+            )
     else:
         words = "an option that does not exist is accepted; a typing error would go unseen"
-        tell.warn(f"{words}: raise EnvError that names the options there are", where)
+        tell.warn(f"{words}: raise EnvError (relax_agent.errors) and name those there are", where)
     await lab.reset(env, lab.seed)  # it still works
 
 
@@ -118,7 +121,7 @@ async def _refused(
         result = await lab.reset(env, lab.seed, options)
     except CallFailed as failed:
         if not isinstance(failed.error, RelaxError):
-            words = f"{what} makes {failed}"
+            words = f"after {what}, {failed}"
             tell.warn(f"{words}; self.tasks[id] raises an EnvError that names one", failed.where)
         return
     del result

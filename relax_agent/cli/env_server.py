@@ -60,16 +60,16 @@ def serve(
 ) -> None:
     """Serve an environment over WebSocket and HTTP until Ctrl-C.
 
-    Each connection gets an environment of its own. On the other side it is used as if it were
-    there: relax_agent.make("ws://HOST:PORT"). Beyond the loopback a bearer token is needed; one is
-    made and printed if you name none.
+    Each connection gets an environment of its own. On the other side it is
+    used as if it were there: relax_agent.make("ws://HOST:PORT"). Beyond the
+    loopback a bearer token is needed; one is made and printed if you name none.
     """
     from relax_agent.envs.serving.leases import ServingLimits
     from relax_agent.envs.serving.server import serve as run_server
 
     import_modules(module)
     spec = _spec(env_id, read_arguments(arg), isolation)
-    token, told = _token(host, token_env, token_file)
+    token, told = bearer_token(host, token_env, token_file)
     run_server(
         spec,
         host=host,
@@ -91,7 +91,7 @@ def _spec(env_id: str, arguments: dict[str, Any], isolation: str | None) -> EnvS
     )
 
 
-def _token(host: str, variable: str | None, path: Path | None) -> tuple[str | None, str]:
+def bearer_token(host: str, variable: str | None, path: Path | None) -> tuple[str | None, str]:
     """Return the token, and what to tell of it: where it is, or, if it was just made, itself."""
     from relax_agent.tools.serving import token_from
 

@@ -165,8 +165,9 @@ def eval_(
 ) -> int:
     """Evaluate a model, or another policy, on an environment.
 
-    Every episode is kept. The same command again goes on where it was interrupted, and more tasks
-    or samples are added to what is there.
+    Every episode is kept. The same command again goes on where it was
+    interrupted, adds more tasks or samples, and plays nothing twice: after a
+    change of the environment or the policy name another folder with --out.
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
     sampling = {name: value for name, value in given.items() if value is not None}

@@ -45,8 +45,8 @@ def play(
 ) -> int:
     """Play an environment in the terminal: you are the model, tool calls included.
 
-    Type an answer, or /tool name=value to call a tool; /help says more. With --policy expert or
-    --policy random you watch instead.
+    Type an answer, or /tool name=value to call a tool; /help says more.
+    With --policy expert or --policy random you watch instead.
     """
     import_modules(module)
     wish = _Wish(env_id, read_arguments(arg), policy, task, seed, max_turns, record)

@@ -37,7 +37,7 @@ def named_policy(name: str, env: Env, seed: int = 0) -> Callable[[], Policy]:
         if factory is None:
             raise ConfigError(
                 f"{env.spec.id if env.spec else env} has no expert",
-                hint="give its class an expert() that returns a policy",
+                hint="give its class an expert() that returns a policy, see docs/recipes.md",
             )
         return _checked(name, factory)
     if name == "random":
