@@ -198,7 +198,7 @@ def run(options: Any, announce: Callable[[str], None] | None = None) -> int:
         announce: Called with the URL once calls are taken.
     """
     log_as_json(options.log_level)
-    token = token_from(options.token_env)
+    token = getattr(options, "token", None) or token_from(getattr(options, "token_env", None))
     if options.workers < 1:
         raise ConfigError(f"--workers must be at least 1, not {options.workers}")
     common: dict[str, Any] = {
