@@ -358,6 +358,13 @@ def test_reasoning_is_where_the_caller_says():
     assert (none.reasoning, none.text) == (None, f"<think>{text}")
 
 
+def test_a_fence_ends_a_block_only_where_it_stands_alone():
+    block = written("fenced", [("now", {})])
+    assert good_calls(tool_parser("fenced").parse(f"{block} \nbye")) == [["now", {}]]
+    message = tool_parser("fenced").parse(f"{block}x\nbye")
+    assert (message.text, message.tool_calls) == (f"{block}x\nbye", ())
+
+
 def test_a_message_says_how_the_output_ended():
     stream = tool_parser("hermes").stream()
     message = fold(stream.feed("Well <tool_call>{") + stream.finish(), "length")
