@@ -19,16 +19,28 @@ from relax_agent.tools.trace import JsonlTrace, ToolEvent, trace_calls
 
 if TYPE_CHECKING:
     from relax_agent.tools.app import create_tool_app
+    from relax_agent.tools.audio import AUDIO_TOOLS
     from relax_agent.tools.client import RemoteToolset
+    from relax_agent.tools.files import FileTools
+    from relax_agent.tools.http_get import HttpGet
+    from relax_agent.tools.image import IMAGE_TOOLS
     from relax_agent.tools.mcp_toolset import McpToolset
     from relax_agent.tools.search import SearchIndex
     from relax_agent.tools.server import open_server, serve
+    from relax_agent.tools.shelf import MediaShelf
     from relax_agent.tools.sql import SqlDatabase
+    from relax_agent.tools.video import VIDEO_TOOLS
 
 __all__ = [
+    "AUDIO_TOOLS",
+    "IMAGE_TOOLS",
+    "VIDEO_TOOLS",
     "AnyToolset",
+    "FileTools",
+    "HttpGet",
     "JsonlTrace",
     "McpToolset",
+    "MediaShelf",
     "RemoteToolset",
     "SearchIndex",
     "SqlDatabase",
@@ -50,11 +62,17 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AUDIO_TOOLS": "relax_agent.tools.audio",
+    "FileTools": "relax_agent.tools.files",
+    "HttpGet": "relax_agent.tools.http_get",
+    "IMAGE_TOOLS": "relax_agent.tools.image",
     "McpToolset": "relax_agent.tools.mcp_toolset",
+    "MediaShelf": "relax_agent.tools.shelf",
     "RemoteToolset": "relax_agent.tools.client",
     "SearchIndex": "relax_agent.tools.search",
     "SqlDatabase": "relax_agent.tools.sql",
     "create_tool_app": "relax_agent.tools.app",
+    "VIDEO_TOOLS": "relax_agent.tools.video",
     "open_server": "relax_agent.tools.server",
     "serve": "relax_agent.tools.server",
 }

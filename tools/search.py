@@ -204,8 +204,9 @@ class SearchIndex:
         return text if pages == 1 else f"{text}\n\n(page {page} of {pages})"
 
     def _unknown(self, id: str) -> str:
-        near = difflib.get_close_matches(id[:200], self._ids[:5000], n=1)
-        advice = f"did you mean {near[0]!r}?" if near else "take an id that search gave"
+        known = {each.casefold(): each for each in self._ids[:5000]}
+        near = difflib.get_close_matches(id[:200].strip().casefold(), known, n=1)
+        advice = f"did you mean {known[near[0]]!r}?" if near else "take an id that search gave"
         return f"there is no document {id[:80]!r}; {advice}"
 
     def _snippet(self, text: str, query: Sequence[str]) -> str:

@@ -44,6 +44,7 @@ _SCHEMA = """
     WHERE type IN ('table', 'view') AND sql NOT NULL AND name NOT LIKE 'sqlite!_%' ESCAPE '!'
     ORDER BY rowid"""
 _COLUMNS = "FROM sqlite_master t, pragma_table_info(t.name) c WHERE t.type IN ('table', 'view')"
+_MORE_TABLES = "cut off: SELECT name FROM sqlite_master, pragma_table_info('…') show the rest"
 _PROGRESS_STEPS = 5_000
 """Instructions of SQLite's machine between two looks at the clock; a fraction of a millisecond."""
 _TOOL_TIMEOUT_S = 30.0
@@ -126,6 +127,8 @@ class SqlDatabase:
         if not query.strip(" \t\r\n;"):
             raise _wrong("the query is empty; write one SELECT statement")
         names, rows = await self.rows(query, self.limits.max_rows + 1)
+        if not names:
+            raise _wrong("there is no statement in the query; write one SELECT statement")
         return _table(names, rows, self.limits)
 
     @tool(timeout=_TOOL_TIMEOUT_S, idempotent=True)
@@ -133,7 +136,9 @@ class SqlDatabase:
         """Show the tables and views of the database with their columns."""
         _, rows = await self.rows(_SCHEMA, 1000)
         text = "\n".join(f"{' '.join(row[0].split())};" for row in rows)
-        return text[: self.limits.max_result_chars] or "The database holds no table."
+        if len(text) > self.limits.max_result_chars:
+            return f"{text[: self.limits.max_result_chars]}\n({_MORE_TABLES})"
+        return text or "The database holds no table."
 
     async def rows(self, query: str, count: int) -> Rows:
         """Run a query within the limits; return its columns' names and at most ``count`` rows."""
@@ -184,12 +189,16 @@ class _Session:
             cursor = self._connected().execute(query)
             names = [column[0] for column in cursor.description or ()]
             return names, cursor.fetchmany(count)
+        except UnicodeEncodeError:
+            raise _wrong("the query holds half a character, which no text can hold") from None
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
             raise self._explained(error, ticket) from None
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             connection = self._connect()
+            # A file may hold text that is none; a row with it can still be read.
+            connection.text_factory = partial(str, encoding="utf-8", errors="replace")
             for kind, column in (("table", "t.name"), ("column", "c.name")):
                 rows = connection.execute(f"SELECT DISTINCT {column} {_COLUMNS} LIMIT 1000")
                 self._names[kind] = [row[0] for row in rows]

@@ -143,6 +143,10 @@ def test_an_id_that_does_not_exist_is_told_with_advice(id):
     assert len(result.text) < 300
 
 
+def test_an_id_in_other_letters_is_recognised():
+    assert "did you mean 'owl'?" in call(SearchIndex(BIRDS), "open_page", id=" OWL").text
+
+
 def test_empty_documents_do_no_harm():
     assert ids(index("", "word", ""), "word") == ["d1"]
     assert SearchIndex([{"id": "a", "title": "", "text": ""}]).find("word") == []

@@ -138,7 +138,7 @@ def test_whatever_is_not_reading_is_denied_and_changes_nothing(query, file):
         ("SELECT 'open", "unrecognized token"),
         ("SELECT ?", "binding"),
         ("SELECT '\x00'", "null character"),
-        ("SELECT '\ud800'", "surrogates"),
+        ("SELECT '\ud800'", "half a character"),
         ("SELECT " + "(" * 500 + "1" + ")" * 500, "sql: "),
         ("SELECT 1" + " UNION SELECT 1" * 90, "too many terms"),
         ("SELECT '" + "x" * 20_000 + "'", "longer than 10,000 characters"),
@@ -326,3 +326,28 @@ def test_a_call_that_is_cancelled_before_it_begins_leaves_no_coroutine_behind():
         return call.cancelled()
 
     assert asyncio.run(main())
+
+
+def test_a_query_that_holds_no_statement_is_refused_in_words():
+    for result in ask("-- nothing", "/* nothing */ ;", "SELECT '\ud800'"):
+        assert result.error is ToolErrorKind.INVALID_ARGUMENTS
+        assert "codec" not in result.text and "(no rows)" not in result.text
+
+
+def test_a_row_whose_text_is_none_can_still_be_read(tmp_path):
+    path = tmp_path / "odd.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE t (a TEXT)")
+        connection.execute("INSERT INTO t VALUES (CAST(x'6f77ff6c' AS TEXT))")
+    (result,) = ask("SELECT a FROM t", database=SqlDatabase.open(path))
+    assert result.text == "a\now\ufffdl"
+
+
+def test_a_schema_that_is_cut_off_says_so():
+    async def main():
+        database = SqlDatabase.build(fill, limits=SqlLimits(max_result_chars=60))
+        result = await database.toolset().call(ToolCall("schema", {}, "c"))
+        await database.close()
+        return result.text
+
+    assert "(cut off: SELECT name FROM sqlite_master" in asyncio.run(main())
