@@ -34,8 +34,9 @@ from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.mcp_mount import McpMount
-from relax_agent.tools.metrics import CONTENT_TYPE
+from relax_agent.tools.metrics import CONTENT_TYPE, joined
 from relax_agent.tools.openapi import STATUS, describe_app, tool_description
+from relax_agent.tools.peers import LOCAL, Forwarding, Peers
 from relax_agent.tools.result import ToolResult
 from relax_agent.tools.service import MAX_REQUEST_BYTES, ServiceLimits, ToolService
 from relax_agent.tools.session_routes import add_session_routes
@@ -70,6 +71,7 @@ def create_tool_app(
     limits: ServiceLimits | None = None,
     max_request_bytes: int | None = None,
     worker: int | None = None,
+    peers: Peers | None = None,
 ) -> FastAPI:
     """Return the FastAPI application that serves ``toolset``.
 
@@ -82,10 +84,11 @@ def create_tool_app(
         limits: Sizes, sessions and times.
         max_request_bytes: Size limit of one request's body, instead of the one in ``limits``.
         worker: The number of this process, if the server has several.
+        peers: The other processes, then.
     """
     if max_request_bytes is not None:
         limits = replace(limits or ServiceLimits(), max_request_bytes=max_request_bytes)
-    service = ToolService(toolset, limits, worker=worker)
+    service = ToolService(toolset, limits, worker=worker, peers=peers)
     mcp = McpMount(service)
 
     @contextlib.asynccontextmanager
@@ -96,6 +99,8 @@ def create_tool_app(
         finally:
             await mcp.close()
             await service.close()
+            if peers is not None:
+                await peers.close()
 
     app = FastAPI(title="Relax Agent tools", redoc_url=None, lifespan=lifespan)
     app.state.service = service
@@ -107,6 +112,8 @@ def create_tool_app(
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.openapi = describe_app(app, toolset, has_token=token is not None)  # type: ignore[method-assign]
     protect(app, token)
+    if peers is not None:
+        app.add_middleware(Forwarding, peers=peers)
     return app
 
 
@@ -136,9 +143,13 @@ def _add_probes(app: FastAPI, service: ToolService) -> None:
         return json_response(body, 200 if service.ready else 503)
 
     @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """Counters and latencies, in Prometheus' text format."""
-        return Response(service.metrics_text(), media_type=CONTENT_TYPE)
+        text = service.metrics_text()
+        if service.peers is not None and LOCAL not in request.headers:
+            others = await service.peers.ask_all("GET", "/metrics")
+            text = joined([text, *(each.decode() for each in others)])
+        return Response(text, media_type=CONTENT_TYPE)
 
 
 class _ToolRoute(APIRoute):

@@ -348,10 +348,11 @@ async def _read(
         result = None
     why = response.headers.get(REFUSED)
     if why is not None:
+        words = "the process that had this session has ended, and its state is lost"
         if why != NO_SESSION:
             replica.failed()
-        refused = result or _failure(tool, ToolErrorKind.UNAVAILABLE, "the tool server is busy")
-        return refused, _Reach.REFUSED
+            words = "the tool server takes no calls"
+        return result or _failure(tool, ToolErrorKind.UNAVAILABLE, words), _Reach.REFUSED
     if result is not None:
         replica.answered()
         return result, _Reach.ANSWERED

@@ -95,7 +95,7 @@ async def _call(service: ToolService, name: str, arguments: dict[str, Any]) -> T
         session = str(arguments.pop(HANDLE, "")) or None
     if toolset.has_sessions and name == CLOSE:
         return await _close(service, session or "")
-    return await service.call(ToolCall(name, arguments), session=session)
+    return await service.call_anywhere(ToolCall(name, arguments), session)
 
 
 async def _close(service: ToolService, session: str) -> ToolResult:

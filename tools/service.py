@@ -7,10 +7,13 @@ endpoint (:mod:`relax_agent.tools.mcp_server`) of one process.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relax_agent.errors import ConfigError, ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
@@ -21,6 +24,9 @@ from relax_agent.tools.metrics import ToolMetrics
 from relax_agent.tools.result import ToolResult
 from relax_agent.tools.toolset import Toolset
 from relax_agent.tools.wire import MANIFEST_VERSION
+
+if TYPE_CHECKING:
+    from relax_agent.tools.peers import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +59,12 @@ class ToolService:
     """The tools of one server process, with what it knows of them and of their sessions."""
 
     def __init__(
-        self, toolset: Toolset, limits: ServiceLimits | None = None, *, worker: int | None = None
+        self,
+        toolset: Toolset,
+        limits: ServiceLimits | None = None,
+        *,
+        worker: int | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """Make the service; nothing is started.
 
@@ -61,7 +72,9 @@ class ToolService:
             toolset: What it serves.
             limits: Sizes, sessions and times.
             worker: The number of this process, if the server has several.
+            peers: The other processes, then.
         """
+        self.peers = peers
         self.toolset = toolset
         self.limits = limits or ServiceLimits()
         self.worker = worker
@@ -153,13 +166,47 @@ class ToolService:
         words = f"{call.name}: there is no session {session_id[:8]!r}…, or it has ended"
         return ToolResult.failure(ToolErrorKind.UNAVAILABLE, words)
 
+    async def call_anywhere(self, call: ToolCall, session: str | None) -> ToolResult:
+        """Run one call, in another process if that has its session."""
+        elsewhere = None if session is None else self._elsewhere(session)
+        if elsewhere is None or self.peers is None or session is None:
+            return await self.call(call, session=session)
+        return await self.peers.call(elsewhere, call, session)
+
     async def close_session(self, session_id: str) -> list[str]:
         """End a session and return what of it could not be closed.
 
         Raises:
             NoSession: It has ended already.
         """
+        elsewhere = self._elsewhere(session_id)
+        if elsewhere is not None and self.peers is not None:
+            return await self.peers.close_session(elsewhere, session_id)
         return await self.leases.close(session_id)
+
+    async def renew_sessions(self, ids: Sequence[str]) -> list[str]:
+        """Let sessions live for another lease; returns those that have ended."""
+        lost, far = [], []
+        for each in ids:
+            if self._elsewhere(each) is not None:
+                far.append(each)
+                continue
+            try:
+                self.leases.renew(each)
+            except NoSession:
+                lost.append(each)
+        return lost + (await self.peers.renew(far) if self.peers is not None and far else [])
+
+    def _elsewhere(self, session_id: str) -> int | None:
+        return None if self.peers is None else self.peers.home(session_id)
+
+    async def numbers(self, *, alone: bool) -> dict[str, float]:
+        """Return what there is to count of sessions, in all processes or in this one alone."""
+        numbers = Counter(self.leases.numbers())
+        if self.peers is not None and not alone:
+            for each in await self.peers.ask_all("GET", "/sessions"):
+                numbers.update(json.loads(each))
+        return dict(numbers)
 
     def manifest(self) -> dict[str, Any]:
         """Return what a client needs to know: each tool's schema and limits."""

@@ -157,8 +157,16 @@ def config_of(app: object, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(app, **{**settings, **options})  # type: ignore[arg-type]
 
 
-def bind(host: str, port: int, token: str | None) -> socket.socket:
-    """Bind the listening socket, or raise ConfigError in plain words."""
+def bind(host: str, port: int, token: str | None, *, shared: bool = False) -> socket.socket:
+    """Bind the listening socket, or raise ConfigError in plain words.
+
+    Args:
+        host: Where to listen; anything but the loopback needs a token.
+        port: 0 takes a free one.
+        token: The bearer token that callers must send.
+        shared: Whether other processes of this user may listen there as well; the kernel then
+            spreads connections over them.
+    """
     if token is None and not _is_loopback(host):
         raise ConfigError(
             f"{host} can be reached from outside, and there is no token",
@@ -171,6 +179,8 @@ def bind(host: str, port: int, token: str | None) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _keep_alive(listener)
         listener.bind((host, port))
     except OSError as error:

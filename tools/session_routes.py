@@ -10,6 +10,7 @@ from pydantic import Field
 
 from relax_agent.errors import ToolError
 from relax_agent.tools.leases import MAX_LEASE_S, NoSession, TooManySessions
+from relax_agent.tools.peers import LOCAL
 from relax_agent.tools.schema import Arguments, arguments_of
 from relax_agent.tools.service import ToolService
 from relax_agent.tools.web import json_response, read_body
@@ -56,12 +57,7 @@ def add_session_routes(app: FastAPI, service: ToolService) -> None:
         """Let many sessions live for another lease; tells which of them have ended."""
 
         async def run(sessions: list[str]) -> Response:
-            lost = []
-            for each in sessions:
-                try:
-                    leases.renew(each)
-                except NoSession:
-                    lost.append(each)
+            lost = await service.renew_sessions(sessions)
             return json_response({"renewed": len(sessions) - len(lost), "lost": lost})
 
         return await _with_body(request, _RENEW, run)
@@ -85,9 +81,9 @@ def add_session_routes(app: FastAPI, service: ToolService) -> None:
         return json_response({"closed": not failures, "failures": failures})
 
     @app.get("/sessions")
-    async def count_sessions() -> dict[str, float]:
+    async def count_sessions(request: Request) -> dict[str, float]:
         """How many sessions there are, and what has become of the others."""
-        return leases.numbers()
+        return await service.numbers(alone=LOCAL in request.headers)
 
 
 def _about(body: Arguments | None, *statuses: int) -> dict[str, Any]:
