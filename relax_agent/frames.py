@@ -128,8 +128,10 @@ def error_from_json(data: object, failure: type[RelaxError] = RelaxError) -> Rel
         error, str(data.get("message", "")), hint=None if hint is None else str(hint)
     )
     if isinstance(error, ToolError):
-        known = data.get("kind") in set(ToolErrorKind)
-        error.kind = ToolErrorKind(data["kind"]) if known else ToolErrorKind.CRASHED
+        try:
+            error.kind = ToolErrorKind(data.get("kind"))
+        except (ValueError, TypeError):  # no kind, or no text at all
+            error.kind = ToolErrorKind.CRASHED
     return error
 
 

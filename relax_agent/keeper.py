@@ -96,10 +96,15 @@ class KeptChild:
         """None while it runs; -N if signal N ended it."""
         return self._process.returncode
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it; a fork takes the object along, but not the child."""
+        return os.getpid() == self._owner
+
     def kill(self) -> None:
         """Send SIGKILL to the process group; what left the group is found by the thread."""
-        if os.getpid() != self._owner:
-            return  # a fork took this object along; the process is not its child
+        if not self.is_ours:
+            return
         with self._signals:
             if not self._exited:  # the id stays taken until the thread has reaped the process
                 with contextlib.suppress(ProcessLookupError, PermissionError):

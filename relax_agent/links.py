@@ -17,7 +17,8 @@ What the parent can rely on:
 * A death is noticed at once, also while other processes still hold the child's end of the socket,
   and becomes a :class:`~relax_agent.errors.ChildDied` with the exit code and the last line said.
 * The link belongs to no event loop: start it before there is one, use it from one
-  ``asyncio.run`` after the other (but from one at a time).
+  ``asyncio.run`` after the other (but from one at a time). It belongs to one process: in a fork
+  it is gone, and the parent's goes on.
 
 Each child has a keeper (:mod:`relax_agent.keeper`), so no zombie stays, even if nobody asks. When
 the parent dies, the child reads end-of-file and ends; one that does not is ended by the guardian
@@ -29,9 +30,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from functools import partial
@@ -70,6 +73,7 @@ class LinkedProcess:
         self._closed_by_child = False
         self.hello: Header = {}
         """What the child's ``setup`` returned."""
+        _LINKS.add(self)
 
     # -- start --------------------------------------------------------------------------------
 
@@ -242,7 +246,7 @@ class LinkedProcess:
                 raise RelaxError(f"{self.name} is in use by another event loop")
             self._pending.clear()
             self._unsent.clear()
-        if self._child.ended.done() or self._closed_by_child or self._socket.fileno() < 0:
+        if self._socket.fileno() < 0 or self._child.ended.done() or self._closed_by_child:
             raise self._death()
         future = self._pending[number] = loop.create_future()
         if self._loop is not loop:
@@ -399,6 +403,18 @@ class LinkedProcess:
         self.kill()
         self._socket.close()
 
+    def _disown(self) -> None:
+        """Leave the child to the process that this one was forked from.
+
+        Two processes on one socket would take each other's replies. The event loop and what it
+        waits with are the parent's too, so nothing is taken out of it.
+        """
+        self._reason = "it belongs to the process that this one was forked from"
+        self._loop = None
+        self._pending.clear()
+        self._unsent.clear()
+        self._socket.close()
+
     async def close(self, grace_s: float = _GRACE_S) -> None:
         """Let the child end in order, and kill it if it does not. May be called twice.
 
@@ -408,6 +424,8 @@ class LinkedProcess:
         Raises:
             RelaxError: It survives SIGKILL, which only a hanging kernel can cause.
         """
+        if not self._child.is_ours:
+            return
         if self._reason is None and not self._child.ended.done():
             self._reason = "it was closed"
         try:
@@ -439,6 +457,17 @@ class LinkedProcess:
 
     def __repr__(self) -> str:
         return f"<LinkedProcess {self.name} {self.pid}{'' if self.alive else ' (ended)'}>"
+
+
+_LINKS: weakref.WeakSet[LinkedProcess] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for link in list(_LINKS):
+        link._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _readable(connection: socket.socket) -> bool:

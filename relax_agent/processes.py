@@ -83,6 +83,16 @@ class _GuardianLink:
         process.stdin.close()
         return process
 
+    def begin_anew(self) -> None:
+        """Have no children: in a process that was forked off, whose parent keeps them.
+
+        A copy of the pipe that stayed open here would hide the parent's end from the guardian.
+        """
+        process, self._process = self._process, None
+        self._children, self._lock = {}, threading.Lock()
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+
     def _tell(self, token: str, group: int) -> None:
         lines = {token: group}
         if self._process is None:
@@ -102,6 +112,7 @@ class _GuardianLink:
 
 _GUARDIAN = _GuardianLink()
 """Of this process; :mod:`relax_agent.links` names its children to it as well."""
+os.register_at_fork(after_in_child=_GUARDIAN.begin_anew)
 
 
 class ChildProcess:

@@ -20,6 +20,13 @@ def websocket_class() -> Any:
         return "auto"
 
     class Connection(WebSocketsSansIOProtocol):
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            kind, more = message["type"], message.get("more_body", False)
+            if kind == "websocket.http.response.body" and not more:
+                # A refusal is an answer; uvicorn would log each of them as a fault.
+                self.handshake_complete = True
+
         async def run_asgi(self) -> None:
             try:
                 await super().run_asgi()

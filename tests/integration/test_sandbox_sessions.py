@@ -370,6 +370,43 @@ def test_a_warm_interpreter_is_used_once_and_replaced() -> None:
         os.kill(pid, 0)
 
 
+def test_a_fork_takes_no_interpreter_of_its_parent_along() -> None:
+    sandbox = Sandbox(warm=1)
+
+    async def warm() -> None:
+        sandbox.pool.fill()
+        async with asyncio.timeout(20):
+            while not sandbox.pool.ready:  # noqa: ASYNC110 - a thread fills it
+                await asyncio.sleep(0.02)
+
+    async def told(code: str) -> str:
+        async with sandbox.session() as session, asyncio.timeout(20):
+            return (await session.run(code)).text
+
+    asyncio.run(warm())
+    pid = os.fork()
+    if pid == 0:
+        gc.collect()
+        os._exit(0 if asyncio.run(told("x = 1; open('left', 'w'); 'fine'")) == "'fine'" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    code = "import os; (os.listdir(), 'x' in globals())"
+    assert asyncio.run(told(code)) == "([], False)"
+    asyncio.run(sandbox.close())
+
+
+def test_a_path_that_no_file_can_have_does_not_cost_the_session(sandbox: Sandbox) -> None:
+    async def body(session: SandboxSession) -> object:
+        await session.run("x = 7")
+        for path in ("a\0b", "\ud800", "a" * 5000, "", "."):
+            with pytest.raises(ToolError):
+                await session.read_file(path)
+            with pytest.raises(ToolError):
+                await session.write_file(path, b"")
+        return (await session.run("x")).value
+
+    assert in_session(sandbox, body) == "7"
+
+
 def test_sessions_beyond_the_limit_wait_for_a_place() -> None:
     async def main() -> None:
         sandbox = Sandbox(warm=0, max_sessions=1)

@@ -382,8 +382,71 @@ def test_errors_travel_as_data():
         back = error_from_json(error_to_json(error))
         assert (type(back), str(back)) == (type(error), str(error))
     assert type(error_from_json({"type": "KeyError", "message": "x"}, EnvError)) is EnvError
-    for junk in (None, [], {}, {"type": "signal", "message": {}, "hint": 3}, {"type": [1]}):
+    junks = ({"type": "signal", "message": {}, "hint": 3}, {"type": [1]}, None, [], {})
+    for junk in (*junks, {"type": "ToolError", "kind": []}, {"type": "ToolError", "kind": "x"}):
         assert isinstance(error_from_json(junk), RelaxError)
+
+
+def in_a_fork(body):
+    """Run a function in a fork of this process; return what it returned, as a text."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            told = str(body())
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with os.fdopen(reader) as file:
+        return file.read()
+
+
+def test_a_fork_neither_uses_nor_ends_its_parents_children(worker):
+    """Two processes on one socket would take each other's replies."""
+    link = LinkedProcess.start("worker", worker())
+    run(link.request({"do": "echo"}))
+
+    def in_fork():
+        told = [link.alive]
+        for call in (link.request({"do": "echo"}), link.close()):
+            try:
+                run(call)
+            except RelaxError as error:
+                told.append(error.message)
+        link.kill()
+        own = LinkedProcess.start("worker", worker())
+        told.append(run(own.request({"do": "echo"}))[0])
+        run(own.close())
+        return told
+
+    gone = "worker is gone: it belongs to the process that this one was forked from"
+    assert in_a_fork(in_fork) == str([False, gone, {"do": "echo"}])
+    assert run(link.request({"do": "echo"})) == ({"do": "echo"}, [])
+    run(link.close())
+
+
+def test_a_fork_that_lives_on_does_not_keep_its_dead_parents_children(worker):
+    code = f"""
+import os, sys, time
+from relax_agent.links import LinkedProcess
+link = LinkedProcess.start("worker", {worker()!r})
+fork = os.fork()
+if fork == 0:
+    time.sleep(1000)
+print(link.pid, fork, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child, fork = map(int, process.stdout.readline().split())
+    try:
+        assert all_gone(child)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        process.communicate()
 
 
 def test_a_socket_pair_speaks_for_itself():

@@ -102,7 +102,7 @@ class Interpreter:
     @property
     def alive(self) -> bool:
         """Whether it can still be asked."""
-        return not self.verdict and not self.child.ended.done()
+        return not self.verdict and self.child.is_ours and not self.child.ended.done()
 
     # -- start --------------------------------------------------------------------------------
 
@@ -268,6 +268,8 @@ class Interpreter:
 
     def kill(self) -> None:
         """End it with everything in it, without waiting. May be called twice."""
+        if not self.child.is_ours:
+            return  # a fork took this object along; its parent goes on with the process
         self.verdict = self.verdict or _CLOSED
         self.child.kill()
         self._signal(signal.SIGKILL)
@@ -299,6 +301,8 @@ class Interpreter:
             ToolError: Something survives SIGKILL, which only a hanging kernel can cause.
         """
         self.kill()
+        if not self.child.is_ours:
+            return
         limit = asyncio.get_running_loop().time() + _KILL_LIMIT_S
         await self.child.wait(_KILL_LIMIT_S)
         while not (self.child.ended.done() and self._is_empty()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections import deque
@@ -43,11 +44,16 @@ class SandboxPool:
         self._warm = warm
         self._max_sessions = max_sessions
         self._queue_timeout_s = queue_timeout_s
+        self._closed = False
+        self._begin()
+        _POOLS.add(self)
+
+    def _begin(self) -> None:
+        """Have no interpreters: at the start, and in a fork, whose parent keeps its own."""
         self._ready: deque[Interpreter] = deque()
         self._starting = 0
         self._lock = threading.Lock()
         self._thread: Worker | None = None
-        self._closed = False
         self._places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -149,3 +155,14 @@ class SandboxPool:
                     self._ready.append(made)
             if made is not None and not keep:
                 made.kill()
+
+
+_POOLS: weakref.WeakSet[SandboxPool] = weakref.WeakSet()
+
+
+def _forget_interpreters() -> None:
+    for pool in list(_POOLS):
+        pool._begin()
+
+
+os.register_at_fork(after_in_child=_forget_interpreters)

@@ -265,8 +265,8 @@ def _read(path: str, most: int) -> tuple[Body, list[bytes]]:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return {"problem": "not a regular file"}, []
             data = file.read(most + 1)
-    except OSError as error:
-        return {"problem": error.strerror or str(error)}, []
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        return {"problem": getattr(error, "strerror", None) or str(error)}, []
     if len(data) > most:
         return {"problem": f"larger than {most:,} bytes", "too_large": True}, []
     return {}, [data]
@@ -277,8 +277,8 @@ def _write(path: str, data: bytes) -> tuple[Body, list[bytes]]:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)  # noqa: PTH103, PTH120
         with open(path, "wb") as file:  # noqa: PTH123
             file.write(data)
-    except OSError as error:
-        return {"problem": error.strerror or str(error)}, []
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        return {"problem": getattr(error, "strerror", None) or str(error)}, []
     return {}, []
 
 

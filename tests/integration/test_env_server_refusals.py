@@ -1,0 +1,75 @@
+"""What an environment server refuses: an answer each time, and nothing in its log."""
+
+import asyncio
+import json
+import logging
+
+import aiohttp
+import env_support  # noqa: F401 - registers the probes
+import httpx
+import pytest
+
+from relax_agent.envs.serving.leases import ServingLimits
+from relax_agent.envs.serving.server import open_env_server
+
+PROBE = "test/Probe-v0"
+
+
+def run(coroutine):
+    async def bounded():
+        async with asyncio.timeout(60):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "null", "file://", "http://[::1", b"\xff", "http://localhost.evil.de"],
+)
+def test_a_page_from_elsewhere_is_refused_however_it_names_itself(origin):
+    async def main():
+        async with open_env_server(PROBE) as url, httpx.AsyncClient() as client:
+            http = url.replace("ws", "http", 1)
+            reply = await client.post(f"{http}/reset", headers={"Origin": origin})
+            assert reply.status_code == 403
+
+    run(main())
+
+
+def test_a_refused_connection_is_no_fault_of_the_server(caplog):
+    log = logging.getLogger("uvicorn.error")
+
+    async def main():
+        async with (
+            open_env_server(PROBE, limits=ServingLimits(slots=1)) as url,
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{url}/ws"),
+        ):
+            log.addHandler(caplog.handler)  # only now: a server that starts sets up its own
+            for headers, status in (({}, 503), ({"Origin": "https://evil.example"}, 403)):
+                with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                    await session.ws_connect(f"{url}/ws", headers=headers)
+                assert refused.value.status == status
+
+    try:
+        run(main())
+    finally:
+        log.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("op", [[], {}, None, 1, True, "fly", "__init__"])
+def test_whatever_is_no_request_is_called_so(op):
+    async def main():
+        async with (
+            open_env_server(PROBE) as url,
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{url}/ws") as ws,
+        ):
+            await ws.send_str(json.dumps({"id": 1, "op": op}))
+            reply = json.loads((await ws.receive()).data)
+            assert reply["error"]["type"] == "WireError"
+            assert "there is no request" in reply["error"]["message"]
+
+    run(main())
