@@ -110,7 +110,7 @@ async def main():
     shelf = MediaShelf(IMAGE_TOOLS, {"photo": photo})
     await call("crop_image", image="photo", left=10, top=10, right=50, bottom=99)
     await call("zoom_image", image="image-1", x=0.5, y=0.5, unit="fraction", factor=4)
-    await call("rotate_image", image="image-9", degrees=90)
+    await call("rotate_image", image="old", degrees=90)
 
 
 asyncio.run(main())
@@ -125,7 +125,7 @@ image-1:
 Pixels 15,19 to 25,31, enlarged: 40×50 pixels
 image-2:
 
-Error: rotate_image: argument 'image': there is no image 'image-9'; there is: photo, image-1, image-2
+Error: rotate_image: argument 'image': there is no image 'old'; there is: photo, image-1, image-2
 ```
 
 In an environment each episode has a shelf of its own, as `self.session`:
