@@ -133,36 +133,41 @@ class WebSocketConnection:
                     await self._ws.send_bytes(blob)
             except (aiohttp.ClientError, OSError) as error:
                 raise Lost(f"{type(error).__name__}: {error}") from error
-            reply, media = await self._reply()
+            message = await self._ws.receive()
+            if message.type is not WSMsgType.TEXT:
+                raise self._lost(message)
+            reply = loads(message.data)
+            if reply.pop("id", None) != self._number:
+                raise self._stray(reply)
+            sizes = reply.pop("blobs", None)
+            media = await self._media(sizes) if sizes else []
             self._broken = False
         if "error" in reply:
             raise error_from_json(reply["error"], EnvError)
         return reply, media
 
-    async def _reply(self) -> tuple[Json, Blobs]:
-        reply = loads(await self._frame(WSMsgType.TEXT))
-        number = reply.pop("id", None)
-        if number != self._number:
-            if number is None and "error" in reply:  # the server ended it some time ago
-                raise Lost(error_from_json(reply["error"], EnvError).message)
-            raise Lost(f"a reply to request {number!r:.80} instead of {self._number}")
-        sizes = reply.pop("blobs", ())
+    def _stray(self, reply: Json) -> Lost:
+        if "error" in reply:  # the server ended it some time ago, and said why
+            return Lost(error_from_json(reply["error"], EnvError).message)
+        return Lost("a reply to another request")
+
+    async def _media(self, sizes: object) -> Blobs:
         media = []
         for size in sizes if isinstance(sizes, list) else ():
-            media.append(await self._frame(WSMsgType.BINARY))
-            if len(media[-1]) != size:
-                raise WireError(f"a binary frame of {len(media[-1]):,} bytes instead of {size!r}")
-        return reply, media
+            message = await self._ws.receive()
+            if message.type is not WSMsgType.BINARY:
+                raise self._lost(message)
+            if len(message.data) != size:
+                raise Lost(f"a binary frame of {len(message.data):,} bytes instead of {size!r:.80}")
+            media.append(message.data)
+        return media
 
-    async def _frame(self, kind: WSMsgType) -> Any:
-        message = await self._ws.receive()
-        if message.type is kind:
-            return message.data
+    def _lost(self, message: aiohttp.WSMessage) -> Lost:
         if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
-            raise Lost("the server does not speak this protocol")
+            return Lost("the server does not speak this protocol")
         code = self._ws.close_code
-        told = f" (code {code}{_MEANING.get(code or 0, '')})"
-        raise Lost(f"the server closed the connection{told if code else ''}")
+        told = f" (code {code}{_MEANING.get(code, '')})" if code else ""
+        return Lost(f"the server closed the connection{told}")
 
     async def close(self) -> None:
         """Say goodbye, briefly."""

@@ -35,11 +35,9 @@ class ServingLimits:
     idle_timeout_s: float = 600.0
     """Seconds between two requests after which a client loses its environment."""
     step_timeout_s: float = 300.0
-    """Seconds that one request may take."""
+    """Seconds that one request may take, its reply included."""
     start_timeout_s: float = 300.0
     """Seconds that building one environment may take."""
-    send_timeout_s: float = 60.0
-    """Seconds that a client may take to read one reply."""
     max_request_bytes: int = 64 << 20
     """Size of one request, media included."""
 
@@ -66,14 +64,16 @@ class Lease:
     async def answer(self, request: Json, blobs: Sequence[bytes]) -> Answer:
         """Answer one request; the first one that needs an environment builds it."""
         op = request.get("op")
+        if not isinstance(op, str) or op not in REQUESTS:
+            self._leases.requests["unknown"] += 1
+            raise unknown_request(op)
         leases = self._leases
-        leases.requests[op if op in REQUESTS else "unknown"] += 1
+        leases.requests[op] += 1
         try:
             if op == "reset" and leases.draining:
                 raise NoSlot("this server is about to end", hint="use another one, or try later")
-            if self._session is None:
-                await self._open(op)
-            answer = await self._answer(request, blobs)
+            session = self._session or await self._open(op)
+            answer = ({}, []) if session is None else await session.answer(request, blobs)
         except Exception:
             leases.failures += 1
             self.running = self.running and op not in ("reset", "step")
@@ -86,16 +86,12 @@ class Lease:
             leases.episodes += 1
         return answer
 
-    async def _answer(self, request: Json, blobs: Sequence[bytes]) -> Answer:
-        if self._session is None:  # closed before it was built
-            return {}, []
-        return await self._session.answer(request, blobs)
-
-    async def _open(self, op: object) -> None:
+    async def _open(self, op: object) -> EnvSession | None:
+        """Build the environment; there is nothing to build for closing it."""
         if op == "step":
             raise ResetNeeded("step() outside an episode", hint="reset() first")
         if op == "close":
-            return
+            return None
         if op not in REQUESTS:
             raise unknown_request(op)
         env = await self._leases.build()
@@ -103,6 +99,7 @@ class Lease:
             await self._leases.close_env(env)
             raise EnvError("the lease has ended")
         self._session = EnvSession(env, self._leases.tools)
+        return self._session
 
     async def end(self) -> None:
         """Close the environment and free the slot. May be called twice."""

@@ -147,41 +147,41 @@ class RemoteEnv(ProxyEnv):
             await connection.drop()
 
     async def _ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
-        if self._closed:
-            raise ResetNeeded(f"{self._url} is closed", hint="make() another one")
         connection = self._connection
         if connection is None or not connection.alive:
+            if self._closed:
+                raise ResetNeeded(f"{self._url} is closed", hint="make() another one")
             if request["op"] == "step":
                 raise self._lost_episode(connection)
-            return await self._ask_once(await self._connect(), request, blobs)
+            return await self._ask_anew(request, blobs)
         try:
-            return await self._ask_on(connection, request, blobs)
+            return await connection.ask(request, blobs)
+        except RelaxError:
+            raise  # what the environment raised: the connection is as good as before
         except Lost as lost:
+            await connection.interrupt()
             if request["op"] == "step":
                 raise EnvError(
                     f"{self._url} was lost in the middle of an episode: {lost}",
                     hint="reset() begins another one",
                 ) from lost
-        return await self._ask_once(await self._connect(), request, blobs)
+        except BaseException:
+            await connection.interrupt()
+            raise
+        return await self._ask_anew(request, blobs)
 
-    async def _ask_once(
-        self, connection: Connection, request: Json, blobs: Blobs
-    ) -> tuple[Json, Blobs]:
-        try:
-            return await self._ask_on(connection, request, blobs)
-        except Lost as lost:
-            raise EnvError(f"{self._url} does not answer {request['op']}: {lost}") from lost
-
-    async def _ask_on(
-        self, connection: Connection, request: Json, blobs: Blobs
-    ) -> tuple[Json, Blobs]:
-        """Ask; whatever leaves the connection in the middle of something, ends it."""
+    async def _ask_anew(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
+        """Ask on a new connection."""
+        connection = await self._connect()
         try:
             return await connection.ask(request, blobs)
         except RelaxError:
-            raise  # what the environment raised: the connection is as good as before
-        except BaseException:
+            raise
+        except BaseException as error:
             await connection.interrupt()
+            if isinstance(error, Lost):
+                words = f"{self._url} does not answer {request['op']}: {error}"
+                raise EnvError(words) from error
             raise
 
     def _lost_episode(self, connection: Connection | None) -> EnvError:

@@ -4,11 +4,13 @@ A request is a text frame, JSON with an ``id`` and an ``op``; its media follow a
 whose sizes stand in ``blobs``. A reply has the same form and the request's ``id``; a failure is
 ``{"id": …, "error": {"type", "message", "hint"}}``. Requests are answered one after the other.
 
-Three tasks share a connection. The *reader* only receives, so that a client's going away is noticed
-while a step runs. The *handler* answers. A :class:`~relax_agent.limits.Watch` cancels the handler
-when a client is idle for too long, a step takes too long or a client does not read; the *warden*
-ends the connection if the environment does not even react to that. Whatever ends it, the
-environment is closed and its slot is free.
+The *handler* of a connection receives and answers. At the first call that takes a moment, a
+*reader* takes over the receiving, so that a client's going away is noticed while a step runs;
+connections whose steps are quick save themselves a task switch for each message. A
+:class:`~relax_agent.limits.Watch` cancels the handler when a client is idle for too long, or when a
+step takes too long, the sending of its result included; the *warden* ends the connection if the
+environment does not even react to that. Whatever ends it, the environment is closed and its slot is
+free.
 """
 
 from __future__ import annotations
@@ -33,10 +35,16 @@ logger = logging.getLogger(__name__)
 
 _AHEAD = 16
 """Frames that are read before they are needed; of large ones fewer."""
+_MOMENT_S = 0.05
+"""A call that takes longer may outlive its client, and is watched."""
 _RETRY_AFTER_S = 1
 _GOING_AWAY, _PROTOCOL, _TOO_LARGE, _FAILED, _RESTART = 1001, 1002, 1009, 1011, 1012
 
 Phase = Literal["idle", "call", "send"]
+
+
+class _Gone(Exception):
+    """The client went away."""
 
 
 class _Ended(Exception):
@@ -76,13 +84,17 @@ class _Connection:
         self._limits = leases.limits
         self._receive = receive
         self._send = send
-        self._inbox: deque[Event] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-        self._held = 0
-        self._room = asyncio.Event()
-        self._room.set()
+        self._loop = asyncio.get_running_loop()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
         self._phase: Phase = "idle"
         self._number: Any = None
+        self._calls = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._inbox: deque[Event] = deque()
+        self._held = 0
+        self._waiting: asyncio.Future[None] | None = None
+        self._room = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until the client goes away or something ends the connection."""
@@ -90,24 +102,70 @@ class _Connection:
         await self._send({"type": "websocket.accept"})
         handler = asyncio.create_task(self._handle())
         self._watch = Watch(handler)
-        reader, warden = asyncio.create_task(self._read()), asyncio.create_task(self._guard())
+        warden = asyncio.create_task(self._guard())
         try:
-            await asyncio.wait({reader, warden}, return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():  # it was closed from here: see the client take that in
-                await asyncio.wait({reader}, timeout=GRACE_S)
+            await asyncio.wait({self._gone, warden}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._gone.done():  # it was closed from here: see the client take that in
+                self._read_from_now_on()
+                await asyncio.wait({self._gone}, timeout=GRACE_S)
         finally:
             self._watch.close()
-            for task in (reader, warden):
+            if self._timer is not None:
+                self._timer.cancel()
+            tasks = [task for task in (self._reader, warden) if task is not None]
+            for task in tasks:
                 task.cancel()
             await stop(handler)
-            await asyncio.gather(reader, warden, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- the reader ---------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------
+
+    async def _next(self) -> Event:
+        if self._reader is None:
+            event = await self._receive()
+        else:
+            event = await self._from_inbox()
+        if event["type"] == "websocket.disconnect":
+            self._note_gone()
+            raise _Gone
+        return event
+
+    async def _from_inbox(self) -> Event:
+        while not self._inbox:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        event = self._inbox.popleft()
+        if not self._inbox:
+            self._held = 0
+            self._room.set()
+        return event
+
+    def _note_gone(self) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def _look(self, calls: int) -> None:
+        """Watch the client from now on, if the call that ran a moment ago is still running."""
+        self._timer = None
+        if self._phase != "call":
+            return
+        if self._calls == calls:
+            self._read_from_now_on()
+        else:
+            self._look_in_a_moment()
+
+    def _look_in_a_moment(self) -> None:
+        self._timer = self._loop.call_later(_MOMENT_S, self._look, self._calls)
+
+    def _read_from_now_on(self) -> None:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         while True:
             event = await self._receive()
             if event["type"] == "websocket.disconnect":
+                self._note_gone()
                 return
             self._inbox.append(event)
             if self._waiting is not None and not self._waiting.done():
@@ -116,16 +174,6 @@ class _Connection:
             if len(self._inbox) >= _AHEAD or self._held > self._limits.max_request_bytes:
                 self._room.clear()
                 await self._room.wait()
-
-    async def _next(self) -> Event:
-        while not self._inbox:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
-        event = self._inbox.popleft()
-        if not self._inbox:
-            self._held = 0
-            self._room.set()
-        return event
 
     # -- the handler --------------------------------------------------------------------------
 
@@ -141,8 +189,8 @@ class _Connection:
                 raise self._overdue() from None
         except _Ended as end:
             await self._close(end)
-        except OSError:  # the client went away while it was written to
-            pass
+        except (_Gone, OSError):  # the latter while it was written to
+            self._note_gone()
         except Exception as error:  # a fault of this program: the client must not wait for it
             logger.exception("a connection failed")
             await self._close(_Ended(_FAILED, error, self._number))
@@ -153,6 +201,9 @@ class _Connection:
         watch.start(limits.idle_timeout_s)
         request, blobs = await self._request()
         self._phase = "call"
+        self._calls += 1
+        if self._timer is None and self._reader is None:
+            self._look_in_a_moment()
         watch.start(limits.step_timeout_s)
         media: Blobs = []
         try:
@@ -162,7 +213,6 @@ class _Connection:
         except Exception as error:
             reply = {"error": error_to_json(error)}
         self._phase = "send"
-        watch.start(limits.send_timeout_s)
         await self._reply(reply, media)
 
     async def _request(self) -> tuple[Json, Blobs]:
@@ -225,7 +275,7 @@ class _Connection:
     async def _close(self, end: _Ended) -> None:
         self._watch.close()
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(self._limits.send_timeout_s):
+            async with asyncio.timeout(GRACE_S):
                 if end.error is not None:
                     self._number = end.number
                     await self._reply({"error": error_to_json(end.error)}, [])

@@ -144,7 +144,8 @@ def _encodable(value: Any) -> Any:
 def check(adapter: TypeAdapter[T], data: object, what: str) -> T:
     """Validate what came in, or raise WireError naming what is wrong."""
     try:
-        return adapter.validate_python(data)
+        checked: T = adapter.validator.validate_python(data)  # what validate_python itself calls
+        return checked
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         deepest = max(found, key=lambda item: len(item["loc"]))  # of a union: the nearest branch

@@ -218,7 +218,7 @@ def test_a_client_that_never_reads_is_cut_off(monkeypatch):
     monkeypatch.setattr("relax_agent.envs.serving.websocket.GRACE_S", 0.2)
 
     async def main():
-        async with serving(slots=1, send_timeout_s=0.3) as (url, leases):
+        async with serving(slots=1, step_timeout_s=0.5) as (url, leases):
             session, ws = await raw(url)
             ws._response.connection.transport.pause_reading()
             for number in range(3):  # 10 MB each
