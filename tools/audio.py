@@ -153,12 +153,14 @@ def audio_loudness(
         start: Where to begin, in seconds.
         end: Where to end; by default where the sound ends.
     """
+    import numpy as np
+
     clip = _open(audio, start, end)
     mono = clip.mono
     values = levels(mono, clip.rate, _POINTS)
     return {
         **_about(clip),
-        "rms_dbfs": decibels(float((mono.astype(float) ** 2).mean()) ** 0.5),
+        "rms_dbfs": decibels(float(np.linalg.norm(mono)) / len(mono) ** 0.5),
         "peak_dbfs": decibels(float(abs(clip.samples).max())),
         "over_time": _course(
             (clip.span.end - clip.span.start) / len(values), [decibels(each) for each in values]

@@ -178,6 +178,19 @@ def test_a_damaged_video_is_told_without_hints_for_programs(data):
         assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "→" not in result.text
 
 
+def test_an_animated_gif_is_a_video_too():
+    import PIL.Image
+
+    frames = [PIL.Image.new("RGB", (32, 24), (60 * n,) * 3) for n in range(4)]
+    file = io.BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=500)
+    gif = Video(file.getvalue(), "image/gif")
+    shown = call("video_frames", gif, times=[1.2])
+    assert np.asarray(decode_image(shown.content[-1]))[0, 0].tolist() == [120] * 3
+    assert len(decode_video(call("cut_video", gif, start=0.5, end=1.5).content[-1]).frames) == 2
+    assert "no sound" in call("video_sound", gif).text
+
+
 def test_what_takes_too_long_ends_by_itself_and_says_so(monkeypatch):
     monkeypatch.setattr(tools, "_WORK_S", -1.0)
     result = call("video_scenes")
