@@ -8,9 +8,7 @@ length, and read at the moment that somebody looks.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import multiprocessing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +34,13 @@ def message_space_class() -> type[gymnasium.spaces.Text]:
     return made  # type: ignore[no-any-return]
 
 
-def _create(space: Any, n: int = 1, ctx: Any = multiprocessing) -> Any:
-    return ctx.Array(ctypes.c_char, n * (_LENGTH_BYTES + space.max_length))
+def _create(space: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let Gymnasium make the memory, as for an array of so many bytes."""
+    gymnasium = require("gymnasium", "gymnasium", extra="envs")
+    size = _LENGTH_BYTES + space.max_length
+    utils = require("gymnasium.vector.utils", "gymnasium", extra="envs")
+    as_bytes = gymnasium.spaces.Box(0, 255, (size,), "uint8")
+    return utils.create_shared_memory(as_bytes, *args, **kwargs)
 
 
 def _write(space: Any, index: int, values: str, shared_memory: Any) -> None:

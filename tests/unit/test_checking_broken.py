@@ -110,6 +110,13 @@ def first_changed(change):
     return Changed
 
 
+def damaged():
+    """A message whose content was exchanged behind its back."""
+    message = Message("user", "x")
+    object.__setattr__(message, "content", (b"x",))
+    return message
+
+
 def with_tools(*tools):
     class Changed(Good):
         """Broken."""
@@ -751,7 +758,7 @@ BROKEN = [
     (first_changed(lambda o, i: ([], i)), "observation", "warn", "nothing to answer"),
     (first_changed(lambda o, i: (o, None)), "info", "fail", "return a dict"),
     (first_changed(lambda o, i: ([Message("robot")], i)), "observation", "fail", "robot"),
-    (first_changed(lambda o, i: ([Message("user", ("x",))], i)), "observation", "fail", "str"),
+    (first_changed(lambda o, i: ([damaged()], i)), "observation", "fail", "a bytes as content"),
     (changed(observation=lambda o: o[0]), "observation", "fail", "is a Message"),
     (changed(reward="1"), "reward", "fail", "no number"),
     (changed(reward=True), "reward", "fail", "no number"),
