@@ -18,14 +18,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from relax_agent.envs.playing import Play, PlayLimits, Policies
 from relax_agent.envs.specs import EnvSpec
-from relax_agent.envs.statistics import Mean, clustered_mean, pass_all_k, pass_at_k
+from relax_agent.envs.statistics import Mean, clustered_mean, clustered_share, pass_all_k, pass_at_k
 from relax_agent.envs.tasks import Split, TaskSet
 from relax_agent.envs.vector import Job, make_vec
 from relax_agent.errors import ConfigError, EngineUnavailable
@@ -150,7 +150,7 @@ class EvalReport:
 
     def _measure(self, plays: Mapping[EvalJob, Play]) -> None:
         succeeded = _by_task(plays, lambda play: float(is_success(play)))
-        self.success = clustered_mean(succeeded)
+        self.success = clustered_share(succeeded)
         self.reward = clustered_mean(_by_task(plays, lambda play: play.reward))
         self.pass_at, self.pass_all = _passes(list(succeeded.values()))
         names = sorted({name for play in plays.values() for name in play.metrics} - {"success"})
@@ -169,10 +169,7 @@ class EvalReport:
             "tasks": self.tasks,
             "episodes": self.episodes,
             "unasked": self.unasked,
-            "means": {
-                name: None if mean is None else {"value": mean.value, "half_width": mean.half_width}
-                for name, mean in means.items()
-            },
+            "means": {name: None if mean is None else asdict(mean) for name, mean in means.items()},
             "pass_at": {str(k): value for k, value in self.pass_at.items()},
             "pass_all": {str(k): value for k, value in self.pass_all.items()},
             "turns": self.turns,

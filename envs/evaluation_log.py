@@ -9,6 +9,7 @@ The episodes are stored as ``RecordEpisode`` stores them, labelled with the samp
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,31 @@ from relax_agent.files import replace_file
 from relax_agent.messages import AssistantMessage, Usage
 from relax_agent.status import EpisodeStatus
 from relax_agent.threads import THREADS
+
+
+def free_folder(folder: Path, about: Mapping[str, Any], *, fresh: bool = False) -> Path:
+    """Return the folder that goes on with an evaluation: ``folder``, or ``folder-2`` and so on.
+
+    Args:
+        folder: The first choice.
+        about: What is evaluated.
+        fresh: Take a folder that holds nothing yet.
+    """
+    wanted = json.loads(json.dumps(about))
+    for number in itertools.count(1):
+        chosen = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        if not (chosen / "episodes.jsonl").exists():
+            return chosen
+        if not fresh and _about_of(chosen) == wanted:
+            return chosen
+    raise AssertionError
+
+
+def _about_of(folder: Path) -> Any:
+    try:
+        return json.loads((folder / "eval.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 class EvaluationLog:
@@ -48,7 +74,7 @@ class EvaluationLog:
 
     def _require_the_same(self) -> None:
         path = self.folder / "eval.json"
-        if not path.exists():
+        if not path.exists() or not (self.folder / "episodes.jsonl").exists():
             return
         try:
             before = json.loads(path.read_text("utf-8"))

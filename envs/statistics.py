@@ -20,21 +20,29 @@ _T95 = (
 )  # fmt: skip
 
 
+_FEWEST = 5
+"""Tasks below which a spread says too little for an interval."""
+_Z95 = 1.959964
+
+
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over tasks with the half width of its 95 % confidence interval."""
+    """A mean over tasks with its 95 % confidence interval."""
 
     value: float
-    half_width: float | None
-    """None where a single task says nothing about the spread."""
+    low: float | None = None
+    """Lower end; None, as ``high``, where there are too few tasks to tell."""
+    high: float | None = None
 
     def __str__(self) -> str:
         shown = f"{self.value:.3f}"
-        return shown if self.half_width is None else f"{shown} ± {self.half_width:.3f}"
+        if self.low is None or self.high is None:
+            return shown
+        return f"{shown} ({self.low:.3f} to {self.high:.3f})"
 
 
 def clustered_mean(samples: Mapping[str, Sequence[float]]) -> Mean | None:
-    """Return the mean of the tasks' means; None if there are no samples.
+    """Return the mean of the tasks' means, with a t interval; None if there are no samples.
 
     Args:
         samples: Values by task.
@@ -43,10 +51,43 @@ def clustered_mean(samples: Mapping[str, Sequence[float]]) -> Mean | None:
     if not means:
         return None
     value = statistics.fmean(means)
-    if len(means) == 1:
-        return Mean(value, None)
-    quantile = _T95[len(means) - 2] if len(means) - 2 < len(_T95) else 1.96
-    return Mean(value, quantile * statistics.stdev(means) / math.sqrt(len(means)))
+    if len(means) < _FEWEST:
+        return Mean(value)
+    half = _t95(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+    return Mean(value, value - half, value + half)
+
+
+def clustered_share(samples: Mapping[str, Sequence[float]]) -> Mean | None:
+    """Return the mean of the tasks' shares, with an interval that stays between 0 and 1.
+
+    Wilson's score interval (Wilson 1927). Its variance is that of a coin at 0 or 1, where no spread
+    is seen, and otherwise what the tasks' means show, if that is less: samples of one task add
+    little where they agree and much where they do not.
+
+    Args:
+        samples: Values from 0 to 1, by task.
+    """
+    means = [statistics.fmean(values) for values in samples.values() if values]
+    if not means:
+        return None
+    count, value = len(means), statistics.fmean(means)
+    spread = statistics.variance(means) if count > 1 else 0.0
+    coin = value * (1 - value)
+    # How many independent coins would be as sure of the mean; never fewer than there are tasks.
+    effective = (
+        max(float(count), count * coin / spread) if spread > 0 and coin > 0 else float(count)
+    )
+    centre = (value + _Z95**2 / (2 * effective)) / (1 + _Z95**2 / effective)
+    half = (
+        _Z95
+        / (1 + _Z95**2 / effective)
+        * math.sqrt(coin / effective + _Z95**2 / (4 * effective**2))
+    )
+    return Mean(value, max(0.0, min(value, centre - half)), min(1.0, max(value, centre + half)))
+
+
+def _t95(freedom: int) -> float:
+    return _T95[freedom - 1] if freedom <= len(_T95) else 1.96
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:

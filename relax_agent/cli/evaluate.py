@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +18,8 @@ import typer
 from relax_agent.cli.options import EnvArguments, EnvId, Modules, import_modules, read_arguments
 from relax_agent.cli.policies import named_policy
 from relax_agent.envs import Env, PlayLimits, Policy, make_async
-from relax_agent.envs.evaluation import EvalReport, evaluate, plan
-from relax_agent.envs.evaluation_log import EvaluationLog
+from relax_agent.envs.evaluation import EvalJob, EvalReport, evaluate, plan
+from relax_agent.envs.evaluation_log import EvaluationLog, free_folder
 from relax_agent.errors import ConfigError
 from relax_agent.monitor.evaluation import EvalDisplay, report_table
 from relax_agent.rendering.parsers import tool_parser as parser_named
@@ -64,6 +67,9 @@ Out = Annotated[
     Path | None,
     _option(_RESULT, "Its folder; goes on with what is there. Default: runs/eval/…"),
 ]
+Fresh = Annotated[
+    bool, _option(_RESULT, "Play everything again, in a new folder.", "--fresh", is_flag=True)
+]
 Html = Annotated[bool, _option(_RESULT, "Write pages for people too.")]
 AsJson = Annotated[bool, _option(_RESULT, "Print the report as JSON.", "--json")]
 
@@ -103,21 +109,25 @@ class _Who:
         parser = {"tool_parser": self.tool_parser} if self.tool_parser else {}
         return {"model": self.model, "base_url": self.base_url, "sampling": self.sampling} | parser
 
-    def factory(self, env: Env, seed: int) -> Callable[[], Policy]:
-        """Return what makes a policy; a model's serves all episodes."""
+    async def factory(
+        self, env: Env, seed: int, stack: contextlib.AsyncExitStack
+    ) -> Callable[[], Policy]:
+        """Return what makes a policy; a model's serves all episodes and is closed by ``stack``."""
         if self.policy is not None:
             return named_policy(self.policy, env, seed)
         from relax_agent.envs.openai_policy import OpenAIPolicy
 
         assert self.model is not None
-        model = OpenAIPolicy(
-            self.model,
-            base_url=self.base_url,
-            api_key_env=self.api_key_env,
-            timeout_s=self.timeout_s,
-            max_retries=self.retries,
-            read_text=parser_named(self.tool_parser).parse if self.tool_parser else None,
-            **self.sampling,
+        model = await stack.enter_async_context(
+            OpenAIPolicy(
+                self.model,
+                base_url=self.base_url,
+                api_key_env=self.api_key_env,
+                timeout_s=self.timeout_s,
+                max_retries=self.retries,
+                read_text=parser_named(self.tool_parser).parse if self.tool_parser else None,
+                **self.sampling,
+            )
         )
         return lambda: model
 
@@ -135,6 +145,33 @@ class _What:
     seed: int
     concurrency: int
     limits: PlayLimits
+
+    def jobs(self, env: Env) -> list[EvalJob]:
+        """Return the episodes."""
+        return plan(
+            env.tasks,
+            split="train" if self.split == "train" else "eval",
+            count=self.count,
+            names=self.names,
+            samples=self.samples,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Where the result goes."""
+
+    out: Path | None
+    fresh: bool
+    html: bool
+
+    def open(self, about: dict[str, Any], title: str) -> EvaluationLog:
+        """Go on in the folder of the same evaluation, or begin another one."""
+        folder = self.out or Path("runs/eval") / _slug(title)
+        if self.out is None or self.fresh:
+            folder = free_folder(folder, about, fresh=self.fresh)
+        return EvaluationLog(folder, about, html=self.html)
 
 
 def eval_(
@@ -158,6 +195,7 @@ def eval_(
     episode_timeout: EpisodeTimeout = 1800.0,
     step_timeout: StepTimeout = 300.0,
     out: Out = None,
+    fresh: Fresh = False,
     html: Html = True,
     as_json: AsJson = False,
     arg: EnvArguments = None,
@@ -166,8 +204,8 @@ def eval_(
     """Evaluate a model, or another policy, on an environment.
 
     Every episode is kept. The same command again goes on where it was
-    interrupted, adds more tasks or samples, and plays nothing twice: after a
-    change of the environment or the policy name another folder with --out.
+    interrupted and adds more tasks or samples; after a change of the
+    environment, the policy or the options it begins another folder.
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
     sampling = {name: value for name, value in given.items() if value is not None}
@@ -180,27 +218,25 @@ def eval_(
     what = _What(
         env_id, read_arguments(arg), split, tasks, task or [], samples, seed, concurrency, limits
     )
-    folder = out or Path("runs/eval") / _slug(f"{env_id} {who.label}")
-    report = asyncio.run(_evaluate(what, who, folder, html, quiet=as_json))
+    report = asyncio.run(_evaluate(what, who, _Where(out, fresh, html), quiet=as_json))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     return 0 if report.episodes else 1
 
 
-async def _evaluate(what: _What, who: _Who, folder: Path, html: bool, *, quiet: bool) -> EvalReport:
-    async with await make_async(what.env_id, **what.arguments) as env:
-        jobs = plan(
-            env.tasks,
-            split="train" if what.split == "train" else "eval",
-            count=what.count,
-            names=what.names,
-            samples=what.samples,
-            seed=what.seed,
-        )
-        factory = who.factory(env, what.seed)
-        log = EvaluationLog(folder, _about(what, who, env), html=html)
-    try:
-        with EvalDisplay(f"{what.env_id} · {who.label}", len(jobs), quiet=quiet) as display:
+async def _evaluate(what: _What, who: _Who, where: _Where, *, quiet: bool) -> EvalReport:
+    title = f"{what.env_id} · {who.label}"
+    async with contextlib.AsyncExitStack() as stack:
+        async with await make_async(what.env_id, **what.arguments) as env:
+            jobs = what.jobs(env)
+            factory = await who.factory(env, what.seed, stack)
+            log = where.open(_about(what, who, env, factory()), title)
+        stack.callback(log.close)
+        known = sum(1 for _ in log.plays(jobs))
+        if known and not quiet:
+            told = f"{known} of {len(jobs)} episodes were played before, in {log.folder}"
+            typer.echo(f"{told} (--fresh plays them again)", err=True)
+        with EvalDisplay(title, len(jobs), quiet=quiet) as display:
             report = await evaluate(
                 what.env_id,
                 factory,
@@ -211,23 +247,32 @@ async def _evaluate(what: _What, who: _Who, folder: Path, html: bool, *, quiet: 
                 on_play=display.add,
                 **what.arguments,
             )
-    finally:
-        log.close()
     log.finish(report)
     if not quiet:
-        report_table(report, title=f"{what.env_id} · {who.label}", folder=folder)
+        report_table(report, title=title, folder=log.folder)
     return report
 
 
-def _about(what: _What, who: _Who, env: Env) -> dict[str, Any]:
+def _about(what: _What, who: _Who, env: Env, policy: Policy) -> dict[str, Any]:
     """Say what an evaluation is of; one that differs in it is another one."""
+    code = [env.unwrapped, policy] if who.model is None else [env.unwrapped]
     return {
         "env": what.env_id,
         "arguments": what.arguments,
         "tasks": None if env.tasks is None else env.tasks.fingerprint(),
         "max_turns": what.limits.max_turns,
+        "code": source_hash(code),
         **who.about(),
     }
+
+
+def source_hash(objects: Iterable[object]) -> str:
+    """Return a hash of the files in which the objects' classes are written."""
+    digest = hashlib.sha256()
+    for each in objects:
+        with contextlib.suppress(OSError, TypeError):  # made by hand, or built in
+            digest.update(Path(inspect.getfile(type(each))).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _slug(text: str) -> str:

@@ -68,7 +68,8 @@ async def _play(wish: _Wish) -> tuple[Play, bool]:
         typer.echo(f"{HELP}\n\ntools:\n{describe_tools(schemas)}")
         person = PersonPolicy(ask=completing_input(schemas), show=typer.echo)
         played = await play_episode(env, person, **options)
-        _show_last(played)
+        if not person.left:
+            _show_last(played)
         return played, person.left
 
 

@@ -73,7 +73,8 @@ def report_table(report: EvalReport, *, title: str, folder: Path | None = None) 
         folder: Where the episodes lie, for the last line.
     """
     console = Console()
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    console.print(title, style="italic", highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
     for name, value in rows(report).items():

@@ -143,6 +143,7 @@ def test_a_module_of_one_s_own_with_arguments_and_a_policy_of_one_s_own(tmp_path
         relax("eval", "shop/Fruit-v0", *mine, "-k", 3, "--no-html", cwd=tmp_path)
     )
     assert code == 0, err
+    assert "Unclosed" not in err
     (folder,) = (tmp_path / "runs" / "eval").iterdir()
     (first, *_) = map(json.loads, (folder / "episodes.jsonl").read_text().splitlines())
     assert first["messages"][0]["content"] == "Moin." and first["reward"] == 1.0
@@ -175,3 +176,43 @@ def test_one_may_watch_the_expert(tmp_path):
         relax("play", "relax/Calculator-v0", "--policy", "expert", "--seed", 3, cwd=tmp_path)
     )
     assert code == 0 and "What is" in out and "reward 1" in out, err
+
+
+def test_changed_code_is_another_evaluation_and_what_is_known_is_said(tmp_path):
+    """Whoever mends a score and evaluates again must not be shown the old result."""
+    wish = ("eval", "shop:shop/Fruit-v0", "--policy", "mine:five", "--no-html")
+    (tmp_path / "mine.py").write_text(
+        "from relax_agent import ScriptedPolicy\ndef five():\n    return ScriptedPolicy(['5'])\n"
+    )
+
+    def reward(*more):
+        code, out, err = asyncio.run(relax(*wish, *more, cwd=tmp_path))
+        assert code == 0, err
+        (line,) = [line for line in out.splitlines() if line.startswith("reward")]
+        return float(line.split()[1]), err
+
+    (tmp_path / "shop.py").write_text(SHOP)
+    first = reward()
+    again = reward()
+    fresh = reward("--fresh")
+    (tmp_path / "shop.py").write_text(SHOP.replace("float(", "0.5 * float("))
+    changed = reward()
+    assert [first[0], again[0], fresh[0], changed[0]] == [1.0, 1.0, 1.0, 0.5]
+    assert "1 of 1 episodes were played before" in again[1] and "--fresh" in again[1]
+    assert "before" not in first[1] + fresh[1] + changed[1]
+    names = sorted(path.name for path in (tmp_path / "runs" / "eval").iterdir())
+    assert names == [f"shop-shop-fruit-v0-policy-mine-five{end}" for end in ("", "-2", "-3")]
+
+
+def test_other_arguments_are_another_folder_and_a_model_leaves_no_open_connection(tmp_path):
+    async def run():
+        async with model_server() as (url, _):
+            model = ("--model", "tiny", "--base-url", url, "--tasks", 2, "--no-html")
+            wish = ("eval", "relax/Calculator-v0", *model)
+            one = await relax(*wish, cwd=tmp_path)
+            other = await relax(*wish, "--arg", "max_operand=9", cwd=tmp_path)
+            return one, other
+
+    for code, _, err in asyncio.run(run()):
+        assert code == 0 and "Unclosed" not in err, err
+    assert len(list((tmp_path / "runs" / "eval").iterdir())) == 2

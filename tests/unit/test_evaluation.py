@@ -7,7 +7,7 @@ import pytest
 
 from relax_agent.envs import Play, ScriptedPolicy, Task, TaskSet, ToolEnv
 from relax_agent.envs.evaluation import EvalJob, EvalReport, evaluate, is_success, plan
-from relax_agent.envs.evaluation_log import EvaluationLog, from_recorded, to_recorded
+from relax_agent.envs.evaluation_log import EvaluationLog, free_folder, from_recorded, to_recorded
 from relax_agent.envs.specs import EnvSpec
 from relax_agent.errors import ConfigError, EngineUnavailable
 from relax_agent.messages import Image, Text, Usage, assistant, user
@@ -196,8 +196,18 @@ def test_an_interrupted_evaluation_goes_on(tmp_path):
 
 def test_a_folder_of_another_evaluation_is_refused(tmp_path):
     log(tmp_path, model="a")
-    with pytest.raises(ConfigError, match="model was 'a'"):
-        log(tmp_path, model="b")
+    run(Counting(), plan(TASKS, names=["e0"]), log=log(tmp_path, model="b"))  # nothing was in it
+    with pytest.raises(ConfigError, match="model was 'b'"):
+        log(tmp_path, model="a")
+
+
+def test_the_next_free_folder_is_found_for_another_evaluation(tmp_path):
+    folder, about = tmp_path / "e", {"env": "test/Numbers-v0", "model": "a"}
+    assert free_folder(folder, about) == folder
+    run(Counting(), plan(TASKS), log=log(folder, model="a"))
+    assert free_folder(folder, about) == folder
+    assert free_folder(folder, about, fresh=True) == tmp_path / "e-2"
+    assert free_folder(folder, about | {"model": "b"}) == tmp_path / "e-2"
 
 
 def test_an_episode_comes_back_from_the_folder_as_it_was():

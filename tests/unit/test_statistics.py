@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relax_agent.envs.statistics import clustered_mean, pass_all_k, pass_at_k
+from relax_agent.envs.statistics import clustered_mean, clustered_share, pass_all_k, pass_at_k
 
 
 @given(st.integers(1, 7), st.data())
@@ -33,28 +33,52 @@ def test_pass_at_k_refuses_a_k_that_the_samples_cannot_give(k):
         pass_at_k(3, 1, k)
 
 
-def test_the_interval_covers_the_true_mean_about_as_often_as_it_says():
+@pytest.mark.parametrize("mean_of", [clustered_mean, clustered_share])
+@pytest.mark.parametrize("samples", [1, 8])
+def test_the_interval_covers_the_true_mean_about_as_often_as_it_says(mean_of, samples):
     rng = random.Random(0)
     covered = 0
-    for _ in range(400):
-        samples = {}
-        for task in range(12):
+    for _ in range(600):
+        found = {}
+        for task in range(20):
             p = rng.random()  # tasks differ, samples of one task agree: the mean of all is 0.5
-            samples[str(task)] = [float(rng.random() < p) for _ in range(8)]
-        mean = clustered_mean(samples)
-        covered += abs(mean.value - 0.5) <= mean.half_width
-    assert 0.91 <= covered / 400 <= 0.98
+            found[str(task)] = [float(rng.random() < p) for _ in range(samples)]
+        mean = mean_of(found)
+        covered += mean.low <= 0.5 <= mean.high
+    assert 0.91 <= covered / 600 <= 0.98
 
 
-def test_every_task_has_the_same_weight_and_one_task_has_no_interval():
+def test_every_task_has_the_same_weight_and_few_tasks_have_no_interval():
     assert clustered_mean({"a": [1.0, 1.0, 1.0], "b": [0.0]}).value == 0.5
     alone = clustered_mean({"a": [0.0, 1.0]})
-    assert alone.half_width is None and str(alone) == "0.500"
-    assert clustered_mean({}) is None and clustered_mean({"a": []}) is None
+    assert alone.low is None and str(alone) == "0.500"
+    for mean_of in (clustered_mean, clustered_share):
+        assert mean_of({}) is None and mean_of({"a": []}) is None
 
 
 def test_more_tasks_make_the_interval_narrower():
     few = clustered_mean({str(i): [float(i % 2)] for i in range(10)})
     many = clustered_mean({str(i): [float(i % 2)] for i in range(1000)})
-    assert few.half_width > 5 * many.half_width
-    assert math.isclose(many.half_width, 1.96 * 0.5 / math.sqrt(1000), rel_tol=0.01)
+    assert few.high - few.low > 5 * (many.high - many.low)
+    half = 1.96 * 0.5 / math.sqrt(1000)
+    assert math.isclose(many.high - many.value, half, rel_tol=0.01)
+
+
+@pytest.mark.parametrize(("right", "of"), [(0, 3), (3, 3), (0, 40), (39, 40)])
+def test_a_share_stays_between_0_and_1_and_is_never_certain(right, of):
+    mean = clustered_share({str(i): [float(i < right)] for i in range(of)})
+    assert 0.0 <= mean.low <= mean.value <= mean.high <= 1.0
+    assert mean.high - mean.low > 0.05
+
+
+def test_the_interval_of_a_share_is_wilson_s():
+    """20 of 50 gives 0.276 to 0.538."""
+    mean = clustered_share({str(i): [float(i < 20)] for i in range(50)})
+    assert (mean.low, mean.high) == pytest.approx((0.2761, 0.5382), abs=2e-3)
+
+
+@given(st.dictionaries(st.text(max_size=2), st.lists(st.sampled_from([0.0, 1.0]), min_size=1)))
+def test_any_shares_give_an_interval_around_their_mean(samples):
+    mean = clustered_share(samples)
+    if samples:
+        assert 0 <= mean.low <= mean.value + 1e-9 and mean.value - 1e-9 <= mean.high <= 1
