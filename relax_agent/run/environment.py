@@ -65,6 +65,22 @@ def require_tasks(env: Env) -> TaskSet:
     return tasks
 
 
+def require_tools_argument(env: Env) -> None:
+    """Raise ConfigError if an environment's constructor does not take other tools than its own."""
+    if env.spec is None:
+        return
+    try:
+        signature = inspect.signature(load_entry_point(env.spec))
+    except (TypeError, ValueError):
+        return
+    kinds = {each.kind for each in signature.parameters.values()}
+    if "tools" not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise ConfigError(
+            f"the recipe's tools section cannot be used: {env.spec.id} takes no tools argument",
+            hint="remove the section, or hand tools on in __init__: super().__init__(tools=tools)",
+        )
+
+
 def find_expert(env: Env, *, noise: float = 0.0, seed: int = 0) -> Policy | None:
     """Return the expert that an environment brings (its ``expert`` method), or None."""
     factory = getattr(env.unwrapped, "expert", None)

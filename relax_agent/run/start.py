@@ -36,7 +36,12 @@ from relax_agent.models import resolve_model
 from relax_agent.monitor import RunMonitor
 from relax_agent.run.checkpoints import Checkpoint
 from relax_agent.run.conductor import conduct
-from relax_agent.run.environment import env_maker, require_expert, require_tasks
+from relax_agent.run.environment import (
+    env_maker,
+    require_expert,
+    require_tasks,
+    require_tools_argument,
+)
 from relax_agent.run.folder import RunFolder
 from relax_agent.run.goal import Outcome
 from relax_agent.run.recipe import Recipe
@@ -116,6 +121,8 @@ async def _check_env_and_tools(recipe: Recipe) -> None:
     warm_start = recipe.trainer.warm_start
     async with env_maker(recipe)() as env:
         require_tasks(env)
+        if recipe.tools.url is not None or recipe.tools.serve is not None:
+            require_tools_argument(env)
         if warm_start.enabled:
             require_expert(env, noise=warm_start.noise, seed=recipe.seed)
 

@@ -8,7 +8,13 @@ from relax_agent.envs import Env, EnvSpec, TaskSet, make, registry
 from relax_agent.envs.catalog.calculator_expert import CalculatorExpert
 from relax_agent.errors import ConfigError
 from relax_agent.run import environment
-from relax_agent.run.environment import EnvMaker, find_expert, require_expert, require_tasks
+from relax_agent.run.environment import (
+    EnvMaker,
+    find_expert,
+    require_expert,
+    require_tasks,
+    require_tools_argument,
+)
 
 
 class Elsewhere(Env):
@@ -51,3 +57,10 @@ def test_no_expert_is_none(kind):
     assert find_expert(env) is None
     with pytest.raises(ConfigError, match="test/None-v0 has no expert"):
         require_expert(env, noise=0, seed=0)
+
+
+def test_tools_of_a_recipe_need_an_environment_that_takes_them():
+    """Else it would be told only when the servers and the models are up."""
+    require_tools_argument(make("relax/Calculator-v0"))
+    with pytest.raises(ConfigError, match="tools section.*relax/Sudoku-v0 takes no tools"):
+        require_tools_argument(make("relax/Sudoku-v0"))
