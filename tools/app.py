@@ -224,15 +224,16 @@ def _ended_by_server(service: ToolService) -> bool:
 def _read(
     tool: Tool[..., Any], headers: dict[bytes, bytes], body: bytes
 ) -> tuple[ToolCall, dict[str, Any]]:
-    content_type = _text(headers, b"content-type").partition(";")[0].strip().lower()
-    arguments = load_arguments(content_type, body, tool.parameters)
+    framed = headers.get(b"content-type", b"").startswith(_FRAME_TYPE)
+    arguments = load_arguments(body, tool.parameters, framed=framed)
     options: dict[str, Any] = {
-        "session": _text(headers, _SESSION) or None,
-        "episode": _text(headers, _EPISODE)[:200] or None,
+        "session": _text(headers, _SESSION),
+        "episode": _text(headers, _EPISODE),
     }
-    if deadline := _text(headers, _DEADLINE):
+    deadline = _text(headers, _DEADLINE)
+    if deadline is not None:
         options["timeout_s"] = _seconds(deadline)
-    return ToolCall(tool.name, arguments, _text(headers, _CALL_ID)[:200]), options
+    return ToolCall(tool.name, arguments, _text(headers, _CALL_ID) or ""), options
 
 
 _SESSION, _EPISODE, _DEADLINE, _CALL_ID = (
@@ -240,8 +241,12 @@ _SESSION, _EPISODE, _DEADLINE, _CALL_ID = (
 )
 
 
-def _text(headers: dict[bytes, bytes], name: bytes) -> str:
-    return headers.get(name, b"").decode("latin-1")
+_FRAME_TYPE = FRAME_TYPE.encode()
+
+
+def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return value[:200].decode("latin-1") or None if value is not None else None
 
 
 def _seconds(text: str) -> float:
@@ -260,7 +265,7 @@ def _seconds(text: str) -> float:
 def _reply(
     result: ToolResult, headers: dict[bytes, bytes], more: dict[str, str] | None = None
 ) -> Response:
-    framed = FRAME_TYPE.encode() in headers.get(b"accept", b"")
+    framed = _FRAME_TYPE in headers.get(b"accept", b"")
     body, content_type = dump_result(result, framed=framed)
     return Response(body, STATUS[result.error], more, media_type=content_type)
 

@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,7 @@ def call_context(
     deadline = outer.deadline
     if timeout_s is not None:
         deadline = min(time.monotonic() + timeout_s, deadline or float("inf"))
-    context = replace(
-        outer, episode=episode or outer.episode, session=session or outer.session, deadline=deadline
-    )
+    context = CallContext(episode or outer.episode, session or outer.session, deadline)
     token = CALL.set(context)
     try:
         yield context

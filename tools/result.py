@@ -24,6 +24,9 @@ _MEDIA: dict[str, type[Image] | type[Audio] | type[Video]] = {
 }
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The outcome of one tool call."""
@@ -115,7 +118,7 @@ def _content(value: Any) -> tuple[Part, ...]:
         return (Text("done"),)
     try:
         plain = to_jsonable_python(value)
-        return (Text(json.dumps(plain, ensure_ascii=False)),)
+        return (Text(_ENCODER.encode(plain)),)
     except (PydanticSerializationError, TypeError, ValueError) as error:
         raise ToolError(f"its result of type {type(value).__name__} is not JSON: {error}") from None
 

@@ -54,11 +54,23 @@ async def within(future: asyncio.Future[T], seconds: float | None) -> T:
         ToolError: It was cancelled, but not by its caller.
         BaseException: What it raised.
     """
+    loop = asyncio.get_running_loop()
+    wake: asyncio.Future[None] = loop.create_future()
+
+    def rouse(_: object = None) -> None:
+        if not wake.done():
+            wake.set_result(None)
+
+    future.add_done_callback(rouse)
+    timer = None if seconds is None else loop.call_later(seconds, rouse)
     try:
-        await asyncio.wait((future,), timeout=seconds)
+        await wake  # not the future itself: one that swallows its cancellation would hold us up
     except asyncio.CancelledError:
         await give_up(future)
         raise
+    finally:
+        if timer is not None:
+            timer.cancel()
     if not future.done():
         await give_up(future)
         raise Late

@@ -24,6 +24,7 @@ from fastapi import FastAPI
 
 from relax_agent.errors import ConfigError, RelaxError
 from relax_agent.tools.app import create_tool_app
+from relax_agent.tools.leases import LEASE_S, MAX_SESSIONS
 from relax_agent.tools.loading import load_toolset
 from relax_agent.tools.logs import log_as_json
 from relax_agent.tools.service import ServiceLimits, ToolService
@@ -177,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, help="end when this process does")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the port")
     parser.add_argument("--drain", type=float, default=DRAIN_S, help="seconds for running calls")
+    parser.add_argument("--lease", type=float, default=LEASE_S, help="seconds of an idle session")
+    parser.add_argument("--max-sessions", type=int, default=MAX_SESSIONS, help="in each process")
     parser.add_argument("--trace", type=Path, help="a file that gets one line for each call")
     parser.add_argument("--log-level", default="warning", choices=LOG_LEVELS)
     options = parser.parse_args(argv)
@@ -208,6 +211,7 @@ def run(options: Any, announce: Callable[[str], None] | None = None) -> int:
         "port_file": options.port_file,
         "parent_pid": options.parent_pid,
         "drain_s": options.drain,
+        "limits": ServiceLimits(lease_s=options.lease, max_sessions=options.max_sessions),
         "announce": announce,
     }
     if options.workers == 1:

@@ -143,8 +143,11 @@ class ToolService:
         metrics.in_flight += 1
         self._idle.clear()
         try:
-            with call_context(episode=episode, timeout_s=timeout_s):
+            if episode is None and timeout_s is None:
                 result = await self._call(call, session)
+            else:
+                with call_context(episode=episode, timeout_s=timeout_s):
+                    result = await self._call(call, session)
         finally:
             metrics.in_flight -= 1
             if not metrics.in_flight:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -63,7 +64,9 @@ class NoForeignPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what no foreign web page asks."""
-        origin = dict(scope.get("headers", ())).get(b"origin")
+        origin = next(
+            (value for name, value in scope.get("headers", ()) if name == b"origin"), None
+        )
         if origin is None or _host_of(origin) in _LOOPBACK:
             await self._app(scope, receive, send)
             return
@@ -87,13 +90,14 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
 class CallerWaits:
     """Cancels the task that enters it when the caller of its request hangs up.
 
-    Looking for that costs a task, so it begins only when the work takes a moment.
+    Looking for that costs a task, so it begins only when the work takes a moment; one timer looks
+    at all that have begun.
     """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._task: asyncio.Task[Any]
-        self._timer: asyncio.TimerHandle | None = None
+        self._entered: _Entered
         self._watcher: asyncio.Task[None] | None = None
         self.gone = False
         """Whether the caller has hung up."""
@@ -102,10 +106,12 @@ class CallerWaits:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._timer = task.get_loop().call_later(_LOOK_AFTER_S, self._watch)
+        self._entered = _Entered.of(task.get_loop())
+        self._entered.add(self)
         return self
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Begin to look."""
         self._watcher = asyncio.ensure_future(self._wait())
 
     async def _wait(self) -> None:
@@ -120,8 +126,7 @@ class CallerWaits:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._entered.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
         if self.gone and kind is not None and issubclass(kind, asyncio.CancelledError):
@@ -129,9 +134,49 @@ class CallerWaits:
         return False
 
 
-_LOOK_AFTER_S = 0.02
+class _Entered:
+    """The callers of one event loop that are not looked after yet."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._new: dict[CallerWaits, None] = {}
+        self._old: dict[CallerWaits, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Entered:
+        found = _ENTERED.get(loop)
+        if found is None:
+            found = _ENTERED[loop] = cls(loop)
+        return found
+
+    def add(self, caller: CallerWaits) -> None:
+        self._new[caller] = None
+        if self._timer is None:
+            self._arm()
+
+    def discard(self, caller: CallerWaits) -> None:
+        self._new.pop(caller, None)
+        self._old.pop(caller, None)
+
+    def _arm(self) -> None:
+        loop = self._loop()
+        self._timer = None if loop is None else loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        """Look after those that were there at the last look already."""
+        self._timer = None
+        for each in self._old:
+            each.watch()
+        self._old, self._new = self._new, {}
+        if self._old:
+            self._arm()
 
 
+_ENTERED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Entered] = (
+    weakref.WeakKeyDictionary()
+)
+_LOOK_EVERY_S = 0.02
 _MOST_DISCARDED, _DISCARD_S = 256 << 20, 10.0
 
 

@@ -19,6 +19,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.frames import FrameError, Frames, pack
 from relax_agent.messages import Audio, Image, Part, Text, Video
@@ -119,13 +121,18 @@ def dump_arguments(arguments: Any) -> tuple[bytes, str]:
         raise _invalid(f"the arguments are not JSON: {error}") from None
 
 
-def load_arguments(content_type: str, body: bytes, schema: Mapping[str, Any]) -> Any:
+def load_arguments(body: bytes, schema: Mapping[str, Any], *, framed: bool) -> Any:
     """Return the arguments that a body holds; media where the schema wants them.
+
+    Args:
+        body: JSON, or a frame.
+        schema: What the arguments should be.
+        framed: Which of the two.
 
     Raises:
         ToolError: It is neither JSON nor a frame, or a key stands in it twice.
     """
-    if content_type != FRAME_TYPE:
+    if not framed:
         return loads(body) if body else {}
     try:
         header, blobs = _one_frame(body)
@@ -196,7 +203,10 @@ def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Ma
 
 def dumps(data: Any) -> bytes:
     """Return JSON as bytes."""
-    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
+    try:
+        return to_json(data)
+    except PydanticSerializationError:  # half a surrogate pair, which no socket takes
+        return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def loads(body: bytes) -> Any:
@@ -206,7 +216,7 @@ def loads(body: bytes) -> Any:
         ToolError: It is no JSON, or a key stands twice in one of its objects.
     """
     try:
-        return json.loads(body, object_pairs_hook=_object)
+        return _DECODER.decode(body.decode())
     except ToolError:
         raise
     except (ValueError, RecursionError) as error:
@@ -221,6 +231,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise _invalid(f"argument '{twice[:80]}' is given twice")
     return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _one_frame(body: bytes) -> tuple[dict[str, Any], list[bytes]]:

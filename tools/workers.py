@@ -1,10 +1,11 @@
 """A tool server of several processes on one port.
 
 This process takes the port and looks after the workers, each of which is a whole tool server that
-listens there too (:mod:`relax_agent.tools.worker`); the kernel spreads connections. Sessions stay with the worker that
-opened them; the others pass requests on (:mod:`relax_agent.tools.peers`). A worker that dies is
-told of and started again, and its sessions are lost; one that dies again and again ends the server.
-Workers are linked processes: whatever becomes of this one, none of them is left behind.
+listens there too (:mod:`relax_agent.tools.worker`); the kernel spreads connections. Sessions stay
+with the worker that opened them; the others pass requests on (:mod:`relax_agent.tools.peers`). A
+worker that dies is told of and started again, and its sessions are lost; one that dies again and
+again ends the server. Workers are linked processes: whatever becomes of this one, none of them is
+left behind.
 """
 
 from __future__ import annotations

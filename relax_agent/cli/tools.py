@@ -98,6 +98,13 @@ def serve(
     drain: Annotated[
         float, typer.Option(metavar="SECONDS", help="What running calls get after SIGTERM.")
     ] = 10.0,
+    lease: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="After how long an unused session is closed."),
+    ] = 60.0,
+    max_sessions: Annotated[
+        int, typer.Option(help="Sessions at the same time, in each process.", min=1)
+    ] = 4096,
     trace: Annotated[
         Path | None, typer.Option(help="A file that gets one line of JSON for each call.")
     ] = None,
@@ -130,6 +137,8 @@ def serve(
         token=token,
         parent_pid=None,
         drain=drain,
+        lease=lease,
+        max_sessions=max_sessions,
         trace=trace,
         log_level=log_level,
     )
