@@ -7,6 +7,8 @@ PIP_ARGS      ?=
 ARGS          ?=
 # More options for pytest, e.g. PYTEST_ARGS="-k queue -x"
 PYTEST_ARGS   ?=
+# Processes that share the tests, whole files at a time; WORKERS=0 runs them in one, as they come.
+WORKERS       ?= 2
 
 VENV          := .venv
 SGLANG_VENV   := .venv-sglang
@@ -101,7 +103,7 @@ smoke-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## the demo's recipe for fiv
 	$(TRAIN) $(SMOKE) $(SGLANG) --set name=smoke-sglang --set steps=5 $(ARGS)
 
 test: $(VENV)/.stamp build/peers/megatron-0.17.1/.stamp  ## run the tests that need neither SGLang nor a GPU
-	$(VENV)/bin/python -m pytest -m "not sglang and not gpu" $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not sglang and not gpu" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-sglang: $(VENV)/.stamp $(SGLANG_VENV)/.stamp  ## run the tests that need real SGLang
 	$(VENV)/bin/python -m pytest -m sglang $(PYTEST_ARGS)
