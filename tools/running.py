@@ -82,9 +82,9 @@ async def within(future: asyncio.Future[T], seconds: float | None) -> T:
 
 async def give_up(future: asyncio.Future[Any]) -> None:
     """Tell something to stop, and leave it behind if it does not."""
+    future.add_done_callback(_seen)
     if future.done():
         return
-    future.add_done_callback(_seen)
     future.cancel()
     if isinstance(future, asyncio.Task):
         await asyncio.wait((future,), timeout=GRACE_S)

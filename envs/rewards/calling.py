@@ -68,8 +68,7 @@ async def _outcome(call: Awaitable[T], deadline: float | None) -> T:
         if not task.done():
             raise Late
     finally:
-        if not task.done():
-            await _give_up(task)
+        await _give_up(task)
     try:
         return task.result()
     except asyncio.CancelledError:  # raised by the function: nobody has cancelled this wait
@@ -82,8 +81,7 @@ async def _outcome(call: Awaitable[T], deadline: float | None) -> T:
 
 async def _give_up(task: asyncio.Future[Any]) -> None:
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen
-    task.cancel()
-    if isinstance(task, asyncio.Task):
+    if not task.done() and task.cancel() and isinstance(task, asyncio.Task):
         await asyncio.wait({task}, timeout=GRACE_S)
 
 
