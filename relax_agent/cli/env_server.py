@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from dataclasses import replace
@@ -109,9 +108,10 @@ def bearer_token(host: str, variable: str | None, path: Path | None) -> tuple[st
 
 def _file_token(path: Path) -> str:
     try:
-        with contextlib.suppress(FileExistsError):
+        if not path.exists():
             # Made with its permissions, so that nobody reads it in between.
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(made, "w") as file:
                 file.write(secrets.token_urlsafe(24) + "\n")
         token = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
