@@ -309,6 +309,41 @@ time.sleep(30)
     assert after.value == "2"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+@pytest.mark.parametrize("kind", ["pair", "tcp"])
+def test_memory_in_sockets_is_bounded(kind: str) -> None:
+    """The kernel counts it for no process; six of them would hold 480 MB."""
+    code = f"""
+import os, socket, time
+def two():
+    if {kind!r} == "pair": return socket.socketpair()
+    here = socket.create_server(("127.0.0.1", 0))
+    return socket.create_connection(here.getsockname()), here.accept()[0]
+def fill(left=80 << 20):
+    kept = []
+    while left > 0:
+        kept.append(two())
+        for end in kept[-1]:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+            end.setblocking(False)
+            try:
+                while left > 0: left -= end.send(bytes(1 << 16))
+            except BlockingIOError: pass
+    time.sleep(30)
+for n in range(6):
+    if os.fork() == 0:
+        try: fill()
+        finally: os._exit(0)
+time.sleep(30)
+"""
+    limits = {"memory_mb": 128, "open_files": 1000, "timeout_s": 20}
+    result, after = run(Sandbox(**limits, warm=0), code, "1 + 1")
+    assert result.error is not None
+    assert result.error.kind is ToolErrorKind.TOO_LARGE
+    assert "more than 128 MB of memory" in result.error.message
+    assert after.value == "2"
+
+
 def test_processor_time_is_bounded_over_all_calls() -> None:
     sandbox = Sandbox(cpu_s=1, timeout_s=20, warm=0)
     *_, result, after = run(sandbox, "import time", "while True: pass", "1 + 1")

@@ -79,6 +79,19 @@ def test_sockets_are_of_the_namespaces_own_families(machine: str) -> None:
         allowed = [f for f in range(60) if verdict(machine, number, f) == ALLOW]
         assert allowed == [1, 2, 10]
         assert verdict(machine, number, 40) == REFUSE | errno.EAFNOSUPPORT
+        assert verdict(machine, number, 2, 1, 6) == ALLOW  # TCP by its name
+        assert verdict(machine, number, 2, 1, 262) == REFUSE | errno.EPROTONOSUPPORT
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_sockets_buffers_stay_as_large_as_they_are(machine: str) -> None:
+    """No limit counts them; the call succeeds, as the kernel never promised the size."""
+    number = {"x86_64": 54, "aarch64": 208}[machine]
+    for option in range(90):
+        expected = REFUSE if option in (7, 8) else ALLOW  # refused with error 0: it succeeds
+        assert verdict(machine, number, 3, 1, option) == expected
+        assert verdict(machine, number, 3, 1 | 1 << 32, option | 1 << 32) == expected
+        assert verdict(machine, number, 3, 6, option) == ALLOW  # TCP's own
 
 
 @pytest.mark.parametrize("machine", MACHINES)

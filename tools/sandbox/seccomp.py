@@ -2,11 +2,13 @@
 
 It refuses what code that computes never needs and what escapes are made of: namespaces, mounts,
 other processes' memory, keys, the kernel's own interpreters (bpf), io_uring, clocks, modules, and
-memory that no limit counts (System V segments, memfd). Four calls are looked at more closely:
+memory that no limit counts (System V segments, memfd). Five calls are looked at more closely:
 ``clone`` may start threads and processes but no namespace, ``socket`` may make no family that
 leaves the network namespace (vsock, netlink, …), ``ioctl`` may not type into a terminal, ``prctl``
-may not undo that a process dies with its parent. Calls of another architecture kill the process;
-calls newer than this table do not exist.
+may not undo that a process dies with its parent, and ``setsockopt`` may not enlarge a socket's
+buffers, memory that is counted for no process: the call succeeds and changes nothing, as the
+kernel never promised a size. Calls of another architecture kill the process; calls newer than this
+table do not exist.
 
 The program is written here rather than by libseccomp because that is one more system library,
 whose Python bindings are not kept up, for a list of numbers and six kinds of instruction.
@@ -18,7 +20,8 @@ import errno
 import struct
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+_NUMBER, _ARCHITECTURE = 0, 4
+_FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 16, 24, 32
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -29,6 +32,10 @@ _NEWEST = 462
 _NAMESPACES = 0x7E020000
 """The flags of ``clone`` that make a namespace."""
 _UNIX, _INET, _INET6 = 1, 2, 10
+_MULTIPATH = 262
+"""A protocol of internet sockets with buffers of its own."""
+_SOCKET_LEVEL, _BUFFER_SIZES = 1, (7, 8)
+"""The options of ``setsockopt`` that say how much a socket may hold."""
 _PARENTS_DEATH = 1
 """The option of ``prctl`` that says which signal a parent's death sends."""
 _TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
@@ -124,6 +131,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _SOCKET, _SOCKETPAIR, _IOCTL, _PRCTL = (41, 198), (53, 199), (16, 29), (157, 167)
+_SETSOCKOPT = (54, 208)
 
 
 def supported(machine: str) -> bool:
@@ -150,6 +158,7 @@ def program(machine: str) -> bytes:
     code += _looked_at(_CLONE[column], _FIRST_ARGUMENT, _no_namespaces())
     for call in (_SOCKET, _SOCKETPAIR):
         code += _looked_at(call[column], _FIRST_ARGUMENT, _known_families())
+    code += _looked_at(_SETSOCKOPT[column], _SECOND_ARGUMENT, _no_larger_buffers())
     code += _looked_at(_IOCTL[column], _SECOND_ARGUMENT, _none_of(*_TERMINAL_IOCTLS))
     code += _looked_at(_PRCTL[column], _FIRST_ARGUMENT, _none_of(_PARENTS_DEATH))
     code.append(_op(_RETURN, _ALLOW))
@@ -175,8 +184,18 @@ def _no_namespaces() -> list[bytes]:
     return [*_unless(_ANY_BIT, _NAMESPACES, _ERRNO | errno.EPERM), _op(_RETURN, _ALLOW)]
 
 
+def _no_larger_buffers() -> list[bytes]:
+    """Let a change of a buffer's size come to nothing; the level is loaded already."""
+    checks = [_op(_LOAD, _THIRD_ARGUMENT)]
+    for option in _BUFFER_SIZES:
+        checks += _unless(_EQUAL, option, _ERRNO)
+    return [_op(_EQUAL, _SOCKET_LEVEL, skip_else=len(checks)), *checks, _op(_RETURN, _ALLOW)]
+
+
 def _known_families() -> list[bytes]:
-    allowed: list[bytes] = []
+    allowed = [_op(_LOAD, _THIRD_ARGUMENT)]
+    allowed += _unless(_EQUAL, _MULTIPATH, _ERRNO | errno.EPROTONOSUPPORT)
+    allowed.append(_op(_LOAD, _FIRST_ARGUMENT))
     for family in (_UNIX, _INET, _INET6):
         allowed += _unless(_EQUAL, family, _ALLOW)
     return [*allowed, _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)]

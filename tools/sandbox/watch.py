@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from relax_agent.tools.sandbox.limits import Limits
@@ -86,6 +87,7 @@ class Watched:
         pids = descendants(self.first)
         limit = self.limits.memory_mb << 20
         disk, inodes = self._files()
+        disk += 0 if self.files is None else _in_sockets(self.first)
         if inodes > self.limits.files:
             self._end(f"made more than {self.limits.files:,} files")
         elif sum(map(_resident, pids)) + disk > limit and sum(map(_own, pids)) + disk > limit:
@@ -105,6 +107,48 @@ class Watched:
     def _end(self, verdict: str) -> None:
         self.verdict = verdict
         self.kill()
+
+
+def _in_sockets(pid: int) -> int:
+    """Bytes that the sockets of a process's own network namespace hold, or may hold.
+
+    The kernel counts them for no process. Those of TCP grow as they are used, so their queues are
+    looked at; every other one counts as full, which the filter keeps small (``seccomp``).
+    """
+    try:
+        net = Path(f"/proc/{pid}/net")
+        used = _number(net / "sockstat", b"sockets:", b"used")
+        tcp = _number(net / "sockstat", b"TCP:", b"inuse")
+        tcp6 = _number(net / "sockstat6", b"TCP6:", b"inuse")
+        queued = _queued(net / "tcp") if tcp else 0
+        queued += _queued(net / "tcp6") if tcp6 else 0
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(0, used - tcp - tcp6) * _socket_bytes() + 2 * queued
+
+
+def _number(file: Path, line: bytes, name: bytes) -> int:
+    with contextlib.suppress(FileNotFoundError):  # no IPv6
+        for words in map(bytes.split, file.read_bytes().splitlines()):
+            if words[0] == line:
+                return int(words[words.index(name) + 1])
+    return 0
+
+
+def _queued(file: Path) -> int:
+    """Bytes that wait in the sockets of a table: sent and not yet taken, or come and not read."""
+    pairs = [line.split()[4].split(b":") for line in file.read_bytes().splitlines()[1:]]
+    return sum(int(sent, 16) + int(come, 16) for sent, come in pairs)
+
+
+@lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    """How much a socket holds at most whose buffers nobody has enlarged."""
+    found = [212_992]
+    for name in ("rmem_default", "wmem_default"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(Path("/proc/sys/net/core", name).read_bytes()))
+    return max(found)
 
 
 def _resident(pid: int) -> int:
