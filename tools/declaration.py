@@ -351,7 +351,7 @@ def tool(
         if sandbox:
             from relax_agent.tools.sandboxed import in_sandbox
 
-            body = in_sandbox(target, name or target.__name__)
+            body = in_sandbox(target, name or target.__name__, timeout)
         return Tool(
             body,
             name=name,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import reprlib
 import typing
 from collections.abc import Callable, Mapping
@@ -64,8 +65,8 @@ class Arguments:
             shown = type(arguments).__name__
             raise _invalid(f"arguments must be one JSON object, not {shown}")
         for name, value in arguments.items():
-            if isinstance(value, (list, dict)) and _holds_non_number(value):
-                raise _invalid(f"argument '{_name(name)}' holds NaN or Infinity, no JSON numbers")
+            if isinstance(value, (str, list, dict)) and (oddity := _oddity(value)) is not None:
+                raise _invalid(f"argument '{_name(name)}' holds {oddity}")
         try:
             values: dict[str, Any] = self.adapter.validate_python(arguments)
         except ValidationError as error:
@@ -95,23 +96,30 @@ class Arguments:
 
 def _name(text: Any) -> str:
     """Quote what somebody gave as a name, whatever it is."""
-    shown = str(text)
+    shown = str(text).encode("utf-8", "replace").decode()
     return shown if len(shown) <= _MAX_NAME else f"{shown[:_MAX_NAME]}…"
 
 
-def _holds_non_number(value: Any) -> bool:
-    """Tell whether NaN or Infinity stands anywhere in plain data, however deep it is."""
+def _oddity(value: Any) -> str | None:
+    """Return what in plain data, however deep, is no JSON; None if all of it is."""
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, float):
+        if isinstance(item, str):
+            if not item.isascii() and _SURROGATE.search(item):
+                return "half a character (a lone surrogate)"
+        elif isinstance(item, float):
             if not math.isfinite(item):
-                return True
+                return "NaN or Infinity, which are no JSON numbers"
         elif isinstance(item, dict):
             stack.extend(item.values())
+            stack.extend(item)
         elif isinstance(item, list):
             stack.extend(item)
-    return False
+    return None
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _shown(value: Any) -> str:

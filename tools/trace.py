@@ -78,7 +78,8 @@ def trace_calls(sink: Sink) -> Iterator[None]:
     try:
         yield
     finally:
-        SINKS.remove(sink)
+        with contextlib.suppress(ValueError):  # one that failed is gone already
+            SINKS.remove(sink)
 
 
 def tell(call: ToolCall, result: ToolResult, place: Place) -> None:
