@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from relax_agent.envs.rewards.calling import FATAL, number, words_of
+from relax_agent.envs.rewards.large import put_back
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.transcript import Score, Transcript
 from relax_agent.errors import ConfigError
@@ -32,12 +33,15 @@ def main(target: str, memory_bytes: int) -> None:
         if memory_bytes:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
-    async def handle(header: dict[str, Any], _: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    async def handle(
+        header: dict[str, Any], blobs: list[bytes]
+    ) -> tuple[dict[str, Any], list[bytes]]:
         assert function is not None
         try:
-            value = _run(function, header["arguments"])
+            arguments = put_back(header["arguments"], blobs)
+            value = _run(function, arguments)
             value = await value if inspect.isawaitable(value) else value
-            value = _plain(value) if "task" in header["arguments"] else value
+            value = _plain(value) if "task" in arguments else value
         except FATAL:
             raise
         except (Exception, SystemExit) as error:

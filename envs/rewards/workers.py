@@ -23,6 +23,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from relax_agent.envs.rewards.large import put_aside
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.transcript import Score, Transcript
 from relax_agent.errors import ConfigError, RewardError
@@ -88,8 +89,10 @@ class WorkerPool:
         """
         async with self._place():
             worker = self._take() or await self._start()
+            blobs: list[bytes] = []
             try:
-                reply, _ = await worker.request({"arguments": dict(arguments)}, timeout_s=timeout_s)
+                request = {"arguments": put_aside(arguments, blobs)}
+                reply, _ = await worker.request(request, blobs, timeout_s=timeout_s)
             except BaseException:
                 worker.abandon()
                 raise

@@ -16,7 +16,7 @@ import pytest
 from relax_agent import Reward, Rubric, Score, Task, ToolEnv, Transcript
 from relax_agent.envs.rewards import MathEqual, WorkerFailed, WorkerPool, close_workers, math_equal
 from relax_agent.errors import ChildDied, ConfigError, EnvError
-from relax_agent.messages import assistant, user
+from relax_agent.messages import Text, Video, assistant, user
 
 pytest.importorskip("math_verify")
 
@@ -63,6 +63,15 @@ def not_finite(task, transcript):
 def shortest(task, members):
     best = min(len(member.answer) for member in members)
     return [float(len(member.answer) == best) for member in members]
+
+
+def media_bytes(task, transcript):
+    parts = [part for message in transcript for part in message.content]
+    return float(sum(len(part.data) for part in parts if hasattr(part, "data")))
+
+
+def same(value):
+    return value
 
 
 def pid():
@@ -186,6 +195,21 @@ def test_an_authors_function_runs_elsewhere_on_the_same_task_and_conversation(gr
     assert found.reward == 1.5
     assert found.metrics["pid"] != os.getpid()
     assert not found.failures
+
+
+def test_a_film_larger_than_a_frames_header_reaches_the_worker(grading):
+    film = Video(bytes(30 << 20), "video/mp4")
+    seen = Transcript([user("look"), user([Text("here"), film]), assistant("nothing")])
+    rubric = Rubric(isolated("grading_by_hand:media_bytes"))
+    scored = asyncio.run(rubric.score(Task("t", "look", None), seen))
+    assert scored.reward == 30 << 20
+
+
+def test_large_texts_come_through_as_they_are(grading):
+    pool = WorkerPool("grading_by_hand:same", size=1)
+    value = {"a": ["é\ud800" * 50_000, {"b": "x" * 65_535}, {"c": "y" * 65_536}], "d": None}
+    assert asyncio.run(pool.call({"value": value}, 20)) == value
+    pool.close()
 
 
 def test_a_group_function_runs_elsewhere(grading):
