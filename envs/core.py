@@ -108,6 +108,9 @@ class _Base:
         """The innermost environment, without wrappers."""
         return self
 
+    def require_built(self) -> None:
+        """Raise EnvError if a base class's constructor has not run, which an author forgot."""
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{'' if self.spec is None else f' {self.spec.id}'}>"
 
@@ -279,6 +282,14 @@ class Wrapper(Env):
     def seed_rng(self, seed: int | None) -> None:
         """Seed the inner environment's generator."""
         self.env.seed_rng(seed)
+
+    def require_built(self) -> None:
+        """Raise EnvError if this constructor has not run."""
+        if "env" not in vars(self):
+            raise EnvError(
+                f"{type(self).__name__}.__init__() does not call its base class's",
+                hint="super().__init__(env) in its first line",
+            )
 
     def wrapper_spec(self) -> WrapperSpec | None:
         """Describe this wrapper and its arguments; None for one that ``make`` adds by itself."""

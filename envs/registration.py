@@ -272,6 +272,7 @@ def _wrapped(built: Env, item: WrapperSpec, env_id: str) -> Env:
             f"{owner} gave {type(wrapped).__name__}, not an Env",
             hint="derive the class from relax_agent.Wrapper",
         )
+    wrapped.require_built()
     return wrapped
 
 
@@ -288,13 +289,16 @@ def _blamed(what: str) -> Iterator[None]:
 
 def _construct(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:
     if _is_plain(factory):
-        return ThreadedEnv(lambda: factory(**chosen.kwargs), start_timeout_s=start_timeout_s)
+        threaded = ThreadedEnv(lambda: factory(**chosen.kwargs), start_timeout_s=start_timeout_s)
+        threaded.inner.require_built()
+        return threaded
     built = factory(**chosen.kwargs)
     if not isinstance(built, (Env, SyncEnv)):
         raise ConfigError(
             f"{chosen.id}: {label_of(chosen.entry_point)} gave {type(built).__name__}, not an Env",
             hint="derive the class from relax_agent.Env, SyncEnv or ToolEnv",
         )
+    built.require_built()
     if isinstance(built, Env) and not plain_calls(type(built)):
         return built
     return ThreadedEnv(lambda: built)

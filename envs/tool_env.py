@@ -132,6 +132,14 @@ class ToolEnv(Env):
         found = [name for name, member in members.items() if isinstance(member, Tool)]
         cls._tool_methods = tuple(found)
 
+    def require_built(self) -> None:
+        """Raise EnvError if this constructor has not run."""
+        if "_by_rubric" not in vars(self):
+            raise EnvError(
+                f"{type(self).__name__}.__init__() does not call its base class's",
+                hint="super().__init__(…) in its first line; it takes tools=, tasks=, rubric=, …",
+            )
+
     def _own_tools(self) -> AnyToolset:
         """Tools of the class attribute, then the class's own methods that are tools."""
         given = self.tools
@@ -218,6 +226,7 @@ class ToolEnv(Env):
             seed: Seeds ``self.rng``.
             options: ``task`` (an id) or ``split`` (``train`` or ``eval``, to choose from).
         """
+        self.require_built()
         self._running = self.over = False
         await self._leave()
         self.seed_rng(seed)

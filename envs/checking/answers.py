@@ -53,7 +53,7 @@ async def _answers(lab: Lab, tell: Findings) -> None:
             return
         planted = Planted(tasks)
         real = _real_answers(tasks)
-        if not _plant(env, planted):
+        if not plant(env, planted):
             tell.skip("its tasks cannot be replaced by stand-ins")
             return
         used = await _search_planted(lab, tell, env, planted)
@@ -155,7 +155,8 @@ class _Maker:
         return token
 
 
-def _plant(env: Env, planted: Planted) -> bool:
+def plant(env: Env, planted: Planted) -> bool:
+    """Exchange the tasks of an environment; tell whether it let that happen."""
     inner = env.unwrapped
     try:
         inner.tasks = planted

@@ -8,6 +8,7 @@ from typing import Any
 from relax_agent.envs.checking.answers import ANSWER_CHECKS
 from relax_agent.envs.checking.cancellation import CANCELLATION_CHECKS
 from relax_agent.envs.checking.contract import BEHAVIOUR_CHECKS, FORM_CHECKS
+from relax_agent.envs.checking.gold import GOLD_CHECKS
 from relax_agent.envs.checking.isolation import ISOLATION_CHECKS, RELEASE_CHECKS
 from relax_agent.envs.checking.lab import Lab
 from relax_agent.envs.checking.media import MEDIA_CHECKS
@@ -30,6 +31,7 @@ ALL_CHECKS = [
     *TOOL_CHECKS,
     *TASK_CHECKS,
     *ANSWER_CHECKS,
+    *GOLD_CHECKS,
     *SEED_CHECKS,
     *ISOLATION_CHECKS,
     *BEHAVIOUR_CHECKS,

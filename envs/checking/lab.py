@@ -10,13 +10,18 @@ import asyncio
 import contextlib
 import copy
 import inspect
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from relax_agent.envs.checking.forms import Problem, reset_problems, step_problems
-from relax_agent.envs.checking.places import place_of_error, place_of_method
+from relax_agent.envs.checking.places import (
+    place_of_error,
+    place_of_method,
+    place_of_named,
+)
 from relax_agent.envs.checking.subject import Subject, authors_class
 from relax_agent.envs.core import Env
 from relax_agent.envs.policies import Policy, RandomPolicy
@@ -38,6 +43,11 @@ class CallFailed(Exception):
         words = " ".join(f"{type(error).__name__}: {error}".split())
         super().__init__(f"{call} raised {words[:300]}")
         self.call, self.error, self.where = call, error, where
+        self.kind = type(error).__name__
+
+
+class OutOfTime(Exception):
+    """The time that all checks together may take is used up."""
 
 
 class Hung(Exception):
@@ -129,6 +139,10 @@ class Lab:
         """The calls of an environment that run now, for whoever watches the event loop."""
         self.notes: dict[str, Any] = {}
         """What one check has found out for the others."""
+        self.failures: list[CallFailed] = []
+        """Every call that raised, whatever a check made of it."""
+        self.deadline = math.inf
+        """When no episode is to go on any more, on the monotonic clock."""
         self._main: Env | None = None
         self._step_s = 0.0
 
@@ -196,21 +210,30 @@ class Lab:
             where = place_of_method(authors_class(env), name)
             raise Hung(f"{name}()", self.timeout_s, where) from None
         except (Exception, SystemExit) as error:
-            where = place_of_error(error) or place_of_method(authors_class(env), name)
-            raise CallFailed(f"{name}()", error, where) from error
+            kind = authors_class(env)
+            where = place_of_error(error) or place_of_named(kind, error)
+            failed = CallFailed(f"{name}()", error, where or place_of_method(kind, name))
+            self.failures.append(failed)
+            raise failed from error
         finally:
             self.running.remove(entry)
 
     async def reset(self, env: Env, seed: int | None, options: dict[str, Any] | None = None) -> Any:
         """Call ``reset`` and return what it returned, whatever that is."""
+        self._require_time()
         return await self.call(env, "reset", lambda: env.reset(seed=seed, options=options))
 
     async def step(self, env: Env, action: AssistantMessage) -> Any:
         """Call ``step`` and return what it returned, whatever that is."""
+        self._require_time()
         began = time.monotonic()
         result = await self.call(env, "step", lambda: env.step(action))
         self._step_s = max(0.5 * self._step_s, time.monotonic() - began)
         return result
+
+    def _require_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
 
     def turns(self, wanted: int) -> int:
         """Return how many turns to play where so many are wanted: fewer if steps are slow."""

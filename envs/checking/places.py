@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -41,8 +42,24 @@ def place_of_method(kind: type, name: str) -> str:
         if name in vars(base):
             member = vars(base)[name]
             member = getattr(member, "__func__", member)
-            return place_of(member) or place_of(base)
+            return (place_of(member) or place_of(base)) if _wrote(base) else place_of(kind)
     return place_of(kind)
+
+
+def place_of_named(kind: type, error: BaseException) -> str:
+    """Return where the author's method is written that an error names: ``score() returned …``."""
+    for name in re.findall(r"(\w+)\(\)", str(error)):
+        if any(name in vars(base) and _wrote(base) for base in kind.__mro__):
+            return place_of_method(kind, name)
+    return ""
+
+
+def _wrote(kind: type) -> bool:
+    """Whether an author wrote a class, not this project or the standard library."""
+    try:
+        return _is_authors(inspect.getsourcefile(kind) or "<unknown>")
+    except (TypeError, OSError):
+        return True
 
 
 def place_of_error(error: BaseException) -> str:

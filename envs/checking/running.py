@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from relax_agent.envs.checking.lab import BrokenForm, CallFailed, Hung, Lab
+from relax_agent.envs.checking.failures import Told, advice
+from relax_agent.envs.checking.lab import BrokenForm, CallFailed, Hung, Lab, OutOfTime
 from relax_agent.envs.checking.places import place_of_error, place_of_frame
 from relax_agent.envs.checking.report import Findings, Report, Row, Status
 from relax_agent.envs.checking.subject import Checkable, Subject
@@ -31,6 +32,8 @@ _WARN_S = 0.2
 _FAIL_S = 0.5
 _OFTEN = 3
 """As many shorter blocks are as bad as a long one."""
+_BLOCKED_S = 15.0
+"""Seconds for all checks together where a call is known to block the loop."""
 _CONSTRUCTOR_S = 2.0
 """A constructor, with a module's first import, takes its time once in every program."""
 _STUCK_AFTER_S = 5.0
@@ -102,6 +105,8 @@ class _Watched:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._blocks: list[_Block] = []
+        self._told = Told()
+        self._began = self._beat
         self._left_behind = False
 
     def run(self) -> None:
@@ -133,6 +138,8 @@ class _Watched:
             last.where = last.where or place_of_frame(frame)
         else:
             self._blocks.append(_Block(still, call, place_of_frame(frame)))
+        if still >= _FAIL_S and call != "the constructor" and self._tells_blocks:
+            self._lab.deadline = self._began + _BLOCKED_S
         return min(still, now - began) > self._lab.timeout_s + _STUCK_AFTER_S
 
     def _leave(self) -> None:
@@ -145,8 +152,12 @@ class _Watched:
         self._report.rows.append(Row("event loop", "fail", words, block.where))
         self._skip_rest(f"{block.call} hangs")
 
+    @property
+    def _tells_blocks(self) -> bool:
+        return any(check.name == "event loop" for check in self._checks)
+
     def _tell_blocks(self) -> None:
-        if self._left_behind or all(check.name != "event loop" for check in self._checks):
+        if self._left_behind or not self._tells_blocks:
             return
         seen = [
             block for block in self._blocks if block.looks > 1 and block.seconds >= _limit(block)
@@ -205,9 +216,11 @@ class _Watched:
             goes_on = failed.call != "the constructor"
             if not goes_on and isinstance(failed.error, (ConfigError, MissingExtraError)):
                 raise failed.error from None  # what it was asked for is wrong, not the environment
-            findings.fail(f"{failed}; {_advice(failed)}", failed.where)
+            findings.fail("; ".join(filter(None, (str(failed), advice(failed)))), failed.where)
         except BrokenForm:
             findings.skip("what reset() or step() returns cannot be used, see above")
+        except OutOfTime:
+            findings.skip("it would take long: a call blocks the event loop, see 'event loop'")
         except Hung as hung:
             words = f"{hung}; give what it waits for a time limit"
             findings.fail(words, hung.where)
@@ -216,7 +229,7 @@ class _Watched:
             where = place_of_error(error)
             findings.fail(f"the check itself failed: {type(error).__name__}: {error}", where)
         if not self._left_behind:
-            self._report.rows += findings.rows()
+            self._report.rows += self._told.shorten(findings.rows(), self._lab.failures)
             if not goes_on:
                 self._skip_rest(f"after {findings.rows()[-1].message.partition(';')[0]!r}")
         return goes_on
@@ -231,14 +244,6 @@ class _Watched:
 
 def _limit(block: _Block) -> float:
     return _CONSTRUCTOR_S if block.call == "the constructor" else _WARN_S
-
-
-def _advice(failed: CallFailed) -> str:
-    if failed.call == "the constructor":
-        return "no environment could be made"
-    if failed.call == "reset()":
-        return "every reset(seed=…, options=None) must begin an episode"
-    return "mend the code, or, if the model's message is at fault, answer it with one that says why"
 
 
 @contextlib.contextmanager

@@ -28,7 +28,12 @@ async def _equal_seeds(lab: Lab, tell: Findings) -> None:
     env = await lab.main()
     where = place_of_method(authors_class(env), "reset")
     with stirred(1):
-        first = lab.sound(await lab.play(env))
+        first, unseeded = await _watching_rng(lab, env)
+    if unseeded:
+        lab.notes["unsteady"] = True
+        words = f"reset(seed={lab.seed}) does not seed self.rng, and the environment draws from it"
+        tell.fail(f"{words}; begin reset() with `await super().reset(seed=seed)`", where)
+        return
     with stirred(2):
         again = lab.sound(await lab.replay(env, first, seed=lab.seed))
     what = difference(first, again)
@@ -50,6 +55,19 @@ async def _equal_seeds(lab: Lab, tell: Findings) -> None:
     except CallFailed as failed:
         words = f"reset(seed={_LARGE}) raised {type(failed.error).__name__}: {failed.error}"
         tell.fail(f"{words}; seeds have up to 64 bits", failed.where)
+
+
+async def _watching_rng(lab: Lab, env: Any) -> tuple[Trace, bool]:
+    """Play an episode; tell whether it drew from a generator that its seed had not reached."""
+    inner = env.unwrapped
+    before, planted = getattr(inner, "_rng", None), random.Random(0)
+    state = planted.getstate()
+    inner._rng = planted
+    trace = lab.sound(await lab.play(env))
+    unseeded = inner._rng is planted and planted.getstate() != state
+    if inner._rng is planted:
+        inner._rng = before
+    return trace, unseeded
 
 
 async def _after_abort(lab: Lab, tell: Findings) -> None:

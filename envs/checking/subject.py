@@ -87,6 +87,7 @@ def _bare(built: Any) -> Env:
             f"{type(built).__name__} is not an environment",
             hint="derive the class from relax_agent.Env, SyncEnv or ToolEnv",
         )
+    built.require_built()
     if isinstance(built, SyncEnv) or plain_calls(type(built)):
         return ThreadedEnv(lambda: built)
     return built.env if isinstance(built, Guard) else built
