@@ -27,7 +27,6 @@ _TIMEOUT_S = 3600.0
 _MAX_OUTPUT_BYTES = 64 << 20
 
 
-@lru_cache(maxsize=32)
 def shared_sandbox(limits: Limits | None = None) -> Sandbox:
     """Return this process's sandbox for untrusted code with these limits, or the usual ones.
 
@@ -36,6 +35,11 @@ def shared_sandbox(limits: Limits | None = None) -> Sandbox:
     Raises:
         ConfigError: The strong level does not work here, or a limit makes no sense.
     """
+    return _sandbox(limits or Limits())
+
+
+@lru_cache(maxsize=32)
+def _sandbox(limits: Limits) -> Sandbox:
     return Sandbox(limits=limits)
 
 

@@ -204,6 +204,7 @@ def test_sandboxes_are_shared_by_those_who_want_the_same_limits():
     assert shared_sandbox(Limits(timeout_s=3)) is shared_sandbox(Limits(timeout_s=3))
     assert shared_sandbox(Limits(timeout_s=3)) is not shared_sandbox(Limits(timeout_s=4))
     assert isinstance(shared_sandbox(), Sandbox)
+    assert shared_sandbox(None) is shared_sandbox() is shared_sandbox(Limits())
 
 
 def test_a_toolset_opens_one_session_of_python_for_each_of_its_own():
