@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 from relax_agent.envs.core import Env, Info, SyncEnv, whole_seed
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.plays import Play, PlayLimits
-from relax_agent.envs.policies import Policy
+from relax_agent.envs.policies import Policy, as_message
 from relax_agent.errors import (
     ConfigError,
     PolicyError,
@@ -218,13 +218,10 @@ class _Player:
             return said
         if inspect.isawaitable(said):
             said = await self._limited("policy", said, self._limits.policy_timeout_s)
-        if not isinstance(said, AssistantMessage):
-            wrong = PolicyError(
-                f"it said a {type(said).__name__}, not an AssistantMessage",
-                hint="relax_agent.messages.assistant('…') makes one",
-            )
-            raise _blamed("policy", wrong)
-        return said
+        try:
+            return as_message(said, self._record.turns + 1)
+        except PolicyError as error:
+            raise _blamed("policy", error) from None
 
     def _policy_for(self, info: Info) -> Policy:
         if not isinstance(self._policy, Mapping):

@@ -27,10 +27,8 @@ Script: TypeAlias = Sequence[Reply] | Callable[[list[Message], Schemas], Reply |
 class Policy(Protocol):
     """Anything that answers messages with an assistant message."""
 
-    def act(
-        self, messages: list[Message], tools: list[dict[str, Any]]
-    ) -> AssistantMessage | Awaitable[AssistantMessage]:
-        """Return the next assistant message.
+    def act(self, messages: list[Message], tools: list[dict[str, Any]]) -> Reply | Awaitable[Reply]:
+        """Return the next assistant message, or what :func:`as_message` makes one of.
 
         A plain function runs in the event loop and must not wait for anything; one that waits is
         ``async def``.
@@ -92,22 +90,38 @@ class ScriptedPolicy:
         return self._replies[self._turn - 1]
 
     def _message(self, reply: Any) -> AssistantMessage:
-        if isinstance(reply, str):
-            return assistant(reply)
-        if isinstance(reply, ToolCall):
-            reply = [reply]
-        if isinstance(reply, (list, tuple)) and all(isinstance(c, ToolCall) for c in reply):
-            reply = assistant(tool_calls=reply)
-        if not isinstance(reply, AssistantMessage):
-            raise PolicyError(
-                f"a script says {reply!r:.80}, a {type(reply).__name__}",
-                hint="a reply is a str, a ToolCall, a list of ToolCall or an AssistantMessage",
-            )
-        calls = tuple(
-            call if call.id else replace(call, id=f"call_{self._turn}_{number}")
-            for number, call in enumerate(reply.tool_calls)
+        return as_message(reply, self._turn, "a script")
+
+
+def as_message(reply: object, turn: int, who: str = "the policy") -> AssistantMessage:
+    """Return what a policy said as a message: a text, a tool call or a list of them make one.
+
+    Args:
+        reply: What it said.
+        turn: The number of the turn; calls without an id are named after it.
+        who: Who said it, for the error.
+
+    Raises:
+        PolicyError: It is nothing of that kind.
+    """
+    if type(reply) is AssistantMessage and not reply.tool_calls:
+        return reply
+    if isinstance(reply, str):
+        return assistant(reply)
+    if isinstance(reply, ToolCall):
+        reply = [reply]
+    if isinstance(reply, (list, tuple)) and all(isinstance(c, ToolCall) for c in reply):
+        reply = assistant(tool_calls=reply)
+    if not isinstance(reply, AssistantMessage):
+        raise PolicyError(
+            f"{who} says {reply!r:.80}, a {type(reply).__name__}",
+            hint="a reply is a str, a ToolCall, a list of ToolCall or an AssistantMessage",
         )
-        return reply if calls == reply.tool_calls else replace(reply, tool_calls=calls)
+    calls = tuple(
+        call if call.id else replace(call, id=f"call_{turn}_{number}")
+        for number, call in enumerate(reply.tool_calls)
+    )
+    return reply if calls == reply.tool_calls else replace(reply, tool_calls=calls)
 
 
 class RandomPolicy:

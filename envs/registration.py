@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from relax_agent.envs.core import Env, SyncEnv, Wrapper, plain_calls
 from relax_agent.envs.guard import Guard
@@ -45,6 +45,8 @@ from relax_agent.threads import THREADS
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "relax_agent.envs"
+WrapperLike: TypeAlias = WrapperSpec | EntryPoint | tuple[EntryPoint, Mapping[str, Any]]
+"""A wrapper as people write it: a class, or a pair of a class and its arguments."""
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -61,7 +63,7 @@ def register(
     entry_point: None = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperSpec] = (),
+    wrappers: Sequence[WrapperLike] = (),
     isolation: Isolation | None = None,
 ) -> Callable[[C], C]: ...
 @overload
@@ -70,7 +72,7 @@ def register(
     entry_point: EntryPoint,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperSpec] = (),
+    wrappers: Sequence[WrapperLike] = (),
     isolation: Isolation | None = None,
 ) -> EnvSpec: ...
 def register(
@@ -78,7 +80,7 @@ def register(
     entry_point: EntryPoint | None = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperSpec] = (),
+    wrappers: Sequence[WrapperLike] = (),
     isolation: Isolation | None = None,
 ) -> Any:
     """Register an environment; without an entry point, a decorator for its class.
@@ -90,7 +92,8 @@ def register(
         id: ``namespace/Name-v0``.
         entry_point: ``module:Class``, or anything that returns an environment when called.
         kwargs: Arguments of the constructor; ``make`` may override them.
-        wrappers: Put around the environment, the first innermost.
+        wrappers: Put around the environment, the first innermost: classes, or pairs of a class and
+            its arguments, ``(TimeLimit, {"max_turns": 3})``.
         isolation: ``"process"`` runs each environment in a process of its own, for code that may
             hang or crash.
     """
@@ -103,7 +106,8 @@ def register(
             return target
 
         return decorate
-    spec = EnvSpec(id, entry_point, dict(kwargs or {}), tuple(wrappers), isolation)
+    around = tuple(_wrapper_spec(id, item) for item in wrappers)
+    spec = EnvSpec(id, entry_point, dict(kwargs or {}), around, isolation)
     known = registry.get(id)
     if known is not None and label_of(known.entry_point) != label_of(entry_point):
         raise ConfigError(
@@ -116,14 +120,43 @@ def register(
     return spec
 
 
-def _resolve(env: str | EnvSpec, isolation: Isolation | None, kwargs: Mapping[str, Any]) -> EnvSpec:
+def _wrapper_spec(owner: str, item: object) -> WrapperSpec:
+    if isinstance(item, WrapperSpec):
+        return item
+    entry, kwargs = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, {})
+    if not (isinstance(entry, str) or callable(entry)) or not isinstance(kwargs, Mapping):
+        raise ConfigError(
+            f"{owner}: {item!r:.80} is no wrapper",
+            hint='wrappers=[(TimeLimit, {"max_turns": 3})]',
+        )
+    return WrapperSpec(entry, dict(kwargs))
+
+
+def _resolve(
+    env: str | EnvSpec | type, isolation: Isolation | None, kwargs: Mapping[str, Any]
+) -> EnvSpec:
     """Return the spec of what is to be built, all its arguments included."""
     check_isolation(isolation)
-    chosen = spec(env) if isinstance(env, str) else env
+    chosen = _spec_of(env)
     return replace(
         chosen,
         kwargs={**chosen.kwargs, **kwargs},
         isolation=isolation if isolation is not None else chosen.isolation,
+    )
+
+
+def _spec_of(env: str | EnvSpec | type) -> EnvSpec:
+    """Return the spec of what ``make`` was given, which may be a class that has no id."""
+    if isinstance(env, str):
+        return spec(env)
+    if isinstance(env, EnvSpec):
+        return env
+    if isinstance(env, type) and issubclass(env, (Env, SyncEnv)):
+        return EnvSpec(env.__name__, env)
+    words = "an environment already" if isinstance(env, (Env, SyncEnv)) else "no environment"
+    raise ConfigError(
+        f"make() got {env!r:.80}, which is {words}",
+        hint="it takes an id, a spec, an address or a class",
     )
 
 
@@ -143,18 +176,18 @@ def spec(env_id: str) -> EnvSpec:
 
 
 def make(
-    env: str | EnvSpec,
+    env: str | EnvSpec | type[Env] | type[SyncEnv],
     /,
     *,
     isolation: Isolation | None = None,
     start_timeout_s: float | None = None,
     **kwargs: Any,
 ) -> Env:
-    """Build an environment from its id, its spec, or the address it is served at.
+    """Build an environment from its id, its spec, its class, or the address it is served at.
 
     Args:
-        env: ``namespace/Name-v0``, a spec, or ``ws://host:port`` of ``relax-agent envs serve``
-            (``http://…`` for networks that let no WebSocket through).
+        env: ``namespace/Name-v0``, a spec, a class, or ``ws://host:port`` of ``relax-agent envs
+            serve`` (``http://…`` for networks that let no WebSocket through).
         isolation: ``"process"`` runs it in a process of its own; None does what its spec says.
         start_timeout_s: Seconds that the constructor of a plain environment or the start of a
             process may take (by default 300), or a server to answer (by default 30).
@@ -165,7 +198,7 @@ def make(
 
 
 async def make_async(
-    env: str | EnvSpec,
+    env: str | EnvSpec | type[Env] | type[SyncEnv],
     /,
     *,
     isolation: Isolation | None = None,
@@ -208,12 +241,12 @@ def planned(
     return None if _is_address(env) else _resolve(env, isolation, kwargs)
 
 
-def _is_address(env: str | EnvSpec) -> bool:
+def _is_address(env: object) -> bool:
     return isinstance(env, str) and env.startswith(("ws://", "wss://", "http://", "https://"))
 
 
 def _plan(
-    env: str | EnvSpec,
+    env: str | EnvSpec | type,
     isolation: Isolation | None,
     start_timeout_s: float | None,
     kwargs: dict[str, Any],

@@ -15,7 +15,7 @@ from relax_agent.envs.checking.report import Findings, Report
 from relax_agent.envs.checking.running import Check, run_checks
 from relax_agent.envs.checking.subject import Checkable
 from relax_agent.envs.core import Env
-from relax_agent.envs.policies import Policy, RandomPolicy
+from relax_agent.envs.policies import Policy, RandomPolicy, as_message
 from relax_agent.errors import ConfigError
 from relax_agent.limits import Watch, stop
 from relax_agent.messages import Rewrite
@@ -141,7 +141,8 @@ class _Meter:
         view = list(observation.messages if isinstance(observation, Rewrite) else observation)
         while not self._over(end):
             said: Any = self._policy.act(list(view), lab.schemas(env))
-            action = await said if inspect.isawaitable(said) else said
+            said = await said if inspect.isawaitable(said) else said
+            action = as_message(said, len(self._steps) + 1)
             result = await self._timed(lab, "step", self._steps, env.step(action))
             observation, _, terminated, truncated, _ = result
             if terminated or truncated:

@@ -24,7 +24,7 @@ from relax_agent.envs.checking.places import (
 )
 from relax_agent.envs.checking.subject import Subject, authors_class
 from relax_agent.envs.core import Env
-from relax_agent.envs.policies import Policy, RandomPolicy
+from relax_agent.envs.policies import Policy, RandomPolicy, as_message
 from relax_agent.errors import RelaxError
 from relax_agent.limits import Overrun, TimeBudget, bounded
 from relax_agent.messages import AssistantMessage, Message, Rewrite
@@ -286,6 +286,7 @@ class Lab:
             action: Any = policy.act(list(view), self.schemas(env))
             if inspect.isawaitable(action):
                 action = await bounded(action, TimeBudget(self.timeout_s).left)
+            action = as_message(action, number + 1)
             result = await self.step(env, action)
             trace.problems += step_problems(result, action, trace.turns[0].messages)
             if trace.broken():

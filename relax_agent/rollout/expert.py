@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relax_agent.engines.protocol import FinishReason, GenerateRequest, GenerateResult
-from relax_agent.envs.policies import Policy
+from relax_agent.envs.policies import Policy, as_message
 from relax_agent.messages import Message
 from relax_agent.rendering import Renderer
 
@@ -29,7 +29,8 @@ class ExpertSource:
     ) -> GenerateResult:
         """Ask the policy and return its message as sampled ids."""
         said = self._policy.act(list(messages), tools)
-        message = await said if inspect.isawaitable(said) else said
+        reply = await said if inspect.isawaitable(said) else said
+        message = as_message(reply, sum(each.role == "assistant" for each in messages) + 1)
         ids = self._renderer.completion(message)
         limit = request.sampling.max_new_tokens
         reason: FinishReason = "stop" if len(ids) <= limit else "length"

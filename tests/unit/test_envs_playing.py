@@ -420,9 +420,9 @@ async def late_answer():
     ("act", "words"),
     [
         (lambda m, t: 1 / 0, "policy: ZeroDivisionError"),
-        (lambda m, t: "text", "said a str, not an AssistantMessage"),
-        (lambda m, t: None, "said a NoneType"),
-        (lambda m, t: user("x"), "said a Message"),
+        (lambda m, t: 8, "says 8, a int → a reply is a str"),
+        (lambda m, t: None, "says None, a NoneType"),
+        (lambda m, t: user("x"), "a Message → a reply is a str"),
         (lambda m, t: boom(), "policy: ValueError: boom boom"),
         (lambda m, t: exits(), "SystemExit: 0"),
         (lambda m, t: cancels_itself(), "cancelled from inside"),
