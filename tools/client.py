@@ -33,6 +33,7 @@ from relax_agent.tools.context import call_context, current_call
 from relax_agent.tools.remote_session import RemoteSession, Renewer, ask
 from relax_agent.tools.replicas import (
     CONNECT_S,
+    FreshConnector,
     RemoteTool,
     Replica,
     Replicas,
@@ -128,7 +129,7 @@ class RemoteToolset:
         """
         urls = split_urls(url)
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=_KEEP_ALIVE_S),
+            connector=FreshConnector(limit=max_connections, keepalive_timeout=_KEEP_ALIVE_S),
             headers={"Authorization": f"Bearer {token}"} if token else {},
             cookie_jar=aiohttp.DummyCookieJar(),
         )

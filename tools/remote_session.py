@@ -76,12 +76,15 @@ class RemoteSession:
         told = "no tool server opens a session"
         while (replica := self._toolset.replicas.pick(tried)) is not None:
             tried.append(replica)
-            status, answer = await self._toolset.ask("POST", replica, "/sessions", _OPEN_S)
-            if status == 201 and isinstance(answer.get("session"), str):
-                replica.sessions += 1
-                self.replica, self.id = replica, answer["session"]
-                self._toolset.keep(self, float(answer.get("lease_s", 60.0)))
-                return
+            replica.sessions += 1  # now, so that those who open at the same time spread
+            try:
+                status, answer = await self._toolset.ask("POST", replica, "/sessions", _OPEN_S)
+                if status == 201 and isinstance(answer.get("session"), str):
+                    self.replica, self.id = replica, answer["session"]
+                    self._toolset.keep(self, float(answer.get("lease_s", 60.0)))
+                    return
+            finally:
+                replica.sessions -= self.id is None
             told = f"no tool server opens a session ({answer.get('detail', status)})"
         raise ToolError(told, kind=ToolErrorKind.UNAVAILABLE)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,6 +103,31 @@ class Replicas:
 
 def _burden(replica: Replica, now: float) -> tuple[bool, int]:
     return replica.down_until > now, replica.in_flight + replica.sessions
+
+
+class FreshConnector(aiohttp.TCPConnector):
+    """A pool that looks at a connection before it lends it.
+
+    A server may have closed one since the event loop last heard of it. A request sent there would
+    be lost, and nobody could tell whether it had been begun.
+    """
+
+    async def _get(self, *args: Any, **kwargs: Any) -> Any:
+        while (connection := await super()._get(*args, **kwargs)) is not None:
+            if not _has_ended(connection):
+                return connection
+            connection.close()
+        return None
+
+
+def _has_ended(connection: Any) -> bool:
+    """Tell whether something can be read: on an idle connection, that is its end."""
+    found = connection.transport and connection.transport.get_extra_info("socket")
+    if not found:
+        return False
+    poll = select.poll()
+    poll.register(found.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def split_urls(url: str | Sequence[str]) -> list[str]:

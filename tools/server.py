@@ -55,7 +55,7 @@ class ToolServer(Server):
     def __init__(
         self, app: FastAPI, on_ready: Callable[[], None], drain_s: float = DRAIN_S
     ) -> None:
-        super().__init__(config_of(app, lifespan="on"), on_ready)
+        super().__init__(config_of(app, lifespan="on", log_config=None), on_ready)
         self._service: ToolService = app.state.service
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None

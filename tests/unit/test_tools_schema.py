@@ -254,6 +254,8 @@ def test_the_schema_is_the_one_that_fastapi_publishes_for_the_same_types():
     raw = json.dumps(content["application/json"]["schema"])
     raw = raw.replace("#/components/schemas/everything.", "#/$defs/")
     own = {key: value for key, value in declared.parameters.items() if key != "$defs"}
+    for name in ("tags", "extra"):  # FastAPI leaves out a default that is null
+        own["properties"][name].pop("default")
     assert json.loads(raw) == own
 
 
