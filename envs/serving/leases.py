@@ -141,6 +141,7 @@ class Leases:
         self.manifest = describe_env(self._spare, self.spec.id) | {
             "step_timeout_s": limits.step_timeout_s,
             "slots": limits.slots,
+            "max_request_bytes": limits.max_request_bytes,
         }
         self.manifest_json = dumps(self.manifest)
 

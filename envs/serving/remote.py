@@ -130,6 +130,7 @@ class RemoteEnv(ProxyEnv):
         self._slot_timeout_s = slot_timeout_s
         self._connection: Connection | None = None
         self._closed = False
+        self._max_bytes = manifest.get("max_request_bytes")
         self._introduce(manifest)
 
     async def _connect(self) -> Connection:
@@ -146,7 +147,18 @@ class RemoteEnv(ProxyEnv):
         if connection is not None:
             await connection.drop()
 
+    def _check_size(self, op: str, blobs: Blobs) -> None:
+        """Refuse what the server would cut the connection for, and the episode with it."""
+        size = sum(map(len, blobs))
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise EnvError(
+                f"{op}: {size:,} bytes of media; {self._url} takes {self._max_bytes:,} at most",
+                hint="send smaller media; the episode goes on",
+            )
+
     async def _ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:
+        if blobs:
+            self._check_size(request["op"], blobs)
         connection = self._connection
         if connection is None or not connection.alive:
             if self._closed:

@@ -9,8 +9,11 @@ import env_support  # noqa: F401 - registers the probes
 import httpx
 import pytest
 
+from relax_agent.envs import make_async
 from relax_agent.envs.serving.leases import ServingLimits
 from relax_agent.envs.serving.server import open_env_server
+from relax_agent.errors import EnvError
+from relax_agent.messages import AssistantMessage, Image, Text, assistant
 
 PROBE = "test/Probe-v0"
 
@@ -71,5 +74,22 @@ def test_whatever_is_no_request_is_called_so(op):
             reply = json.loads((await ws.receive()).data)
             assert reply["error"]["type"] == "WireError"
             assert "there is no request" in reply["error"]["message"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+def test_media_that_are_too_large_do_not_cost_the_episode(scheme):
+    async def main():
+        limits = ServingLimits(max_request_bytes=100_000)
+        async with open_env_server(PROBE, limits=limits) as url:
+            env = await make_async(url.replace("ws", scheme, 1))
+            await env.reset()
+            await env.step(assistant("echo"))
+            large = Image(bytes(100_001), "image/png")
+            with pytest.raises(EnvError, match=r"100,001 bytes of media.* takes 100,000 at most"):
+                await env.step(AssistantMessage(content=(Text("echo"), large)))
+            assert (await env.step(assistant("echo")))[4]["turn"] == 2
+            await env.close()
 
     run(main())
