@@ -148,12 +148,12 @@ class RemoteEnv(ProxyEnv):
             await connection.drop()
 
     def _check_size(self, op: str, blobs: Blobs) -> None:
-        """Refuse what the server would cut the connection for, and the episode with it."""
+        """Refuse in words what the server would cut the connection for."""
         size = sum(map(len, blobs))
         if self._max_bytes is not None and size > self._max_bytes:
             raise EnvError(
                 f"{op}: {size:,} bytes of media; {self._url} takes {self._max_bytes:,} at most",
-                hint="send smaller media; the episode goes on",
+                hint="send smaller media, or fewer at once",
             )
 
     async def _ask(self, request: Json, blobs: Blobs) -> tuple[Json, Blobs]:

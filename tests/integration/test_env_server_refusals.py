@@ -79,7 +79,7 @@ def test_whatever_is_no_request_is_called_so(op):
 
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
-def test_media_that_are_too_large_do_not_cost_the_episode(scheme):
+def test_media_that_are_too_large_are_refused_in_words_and_the_connection_stays(scheme):
     async def main():
         limits = ServingLimits(max_request_bytes=100_000)
         async with open_env_server(PROBE, limits=limits) as url:
@@ -89,7 +89,11 @@ def test_media_that_are_too_large_do_not_cost_the_episode(scheme):
             large = Image(bytes(100_001), "image/png")
             with pytest.raises(EnvError, match=r"100,001 bytes of media.* takes 100,000 at most"):
                 await env.step(AssistantMessage(content=(Text("echo"), large)))
-            assert (await env.step(assistant("echo")))[4]["turn"] == 2
+            connection = env.unwrapped._connection
+            await env.reset()
+            assert env.unwrapped._connection is connection
+            fits = Image(bytes(90_000), "image/png")
+            assert (await env.step(AssistantMessage(content=(Text("echo"), fits))))[1] == 0.25
             await env.close()
 
     run(main())
