@@ -23,8 +23,8 @@ FLOORS = [
 FLOOR = {part: number for number, parts in enumerate(FLOORS, 1) for part in parts.split()}
 HEAVY = {"torch", "transformers", "ray", "openai", "gymnasium", "fastapi", "uvicorn"}
 LIGHT = {"errors", "messages", "episode", "media", "pages", "timeline"} | {
-    "processes", "guardian", "threads", "files", "importing", "limits", "status", "frames", "keeper",
-    "links", "link_server", "references", "tools", "envs",
+    "processes", "guardian", "threads", "files", "importing", "limits", "status", "frames",
+    "keeper", "links", "link_server", "references", "tools", "envs",
 }  # fmt: skip
 
 

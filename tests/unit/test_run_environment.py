@@ -62,5 +62,5 @@ def test_no_expert_is_none(kind):
 def test_tools_of_a_recipe_need_an_environment_that_takes_them():
     """Else it would be told only when the servers and the models are up."""
     require_tools_argument(make("relax/Calculator-v0"))
-    with pytest.raises(ConfigError, match="tools section.*relax/Sudoku-v0 takes no tools"):
+    with pytest.raises(ConfigError, match=r"tools section.*relax/Sudoku-v0 takes no tools"):
         require_tools_argument(make("relax/Sudoku-v0"))
