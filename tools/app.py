@@ -93,7 +93,7 @@ def create_tool_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        service.open()
         try:
             yield
         finally:
@@ -199,7 +199,7 @@ def _endpoint(
         if options["session"] is not None and options["session"] not in service.leases:
             result = service.no_session(call, options["session"])
             service.metrics.add(tool.name, result)
-            return _reply(result, headers, {REFUSED: NO_SESSION})
+            return _reply(result, headers, {REFUSED: NO_SESSION}, status=404)
         with CallerWaits(request):
             try:
                 result = await service.call(call, **options)
@@ -209,7 +209,8 @@ def _endpoint(
                 return _reply(_ENDING, headers)
             if logger.isEnabledFor(logging.INFO):
                 _log(call, result, len(body))
-            return _reply(result, headers)
+            late = result.error is ToolErrorKind.TIMEOUT and "timeout_s" in options
+            return _reply(result, headers, status=408 if late else None)
         return Response(status_code=499)  # nobody reads it: the caller is gone
 
     return endpoint
@@ -263,11 +264,15 @@ def _seconds(text: str) -> float:
 
 
 def _reply(
-    result: ToolResult, headers: dict[bytes, bytes], more: dict[str, str] | None = None
+    result: ToolResult,
+    headers: dict[bytes, bytes],
+    more: dict[str, str] | None = None,
+    *,
+    status: int | None = None,
 ) -> Response:
     framed = _FRAME_TYPE in headers.get(b"accept", b"")
     body, content_type = dump_result(result, framed=framed)
-    return Response(body, STATUS[result.error], more, media_type=content_type)
+    return Response(body, status or STATUS[result.error], more, media_type=content_type)
 
 
 def _log(call: ToolCall, result: ToolResult, request_bytes: int) -> None:

@@ -163,6 +163,8 @@ class McpToolset:
         self._stop.set()
         task, self._task = self._task, None
         if task is not None:
+            if self._client is None:  # still on its way in: there is nothing to say goodbye to
+                task.cancel()
             _, late = await asyncio.wait({task}, timeout=_CLOSE_S)
             if late:
                 task.cancel()

@@ -59,11 +59,12 @@ _MEANING = {
     200: "the tool's result",
     401: "no valid bearer token",
     403: "the tool needs a session, or denies this",
-    404: "the tool found nothing under that name",
+    404: "the tool found nothing under that name, or there is no such session",
+    408: "the time that the caller stated was over",
     413: "the arguments, or the result, are too large",
     422: "wrong arguments; the text names the argument",
     500: "the tool crashed",
-    503: "no place was free, the session has ended, or the server is about to end",
+    503: "no place was free, or the server is about to end",
     504: "the tool took too long",
 }
 

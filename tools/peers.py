@@ -206,7 +206,7 @@ class Forwarding:
             )
         except OSError:
             words = "the process that had this session has ended"
-            return json_response({"detail": words}, 503, {REFUSED: NO_SESSION})
+            return json_response({"detail": words}, 404, {REFUSED: NO_SESSION})
         response = Response(answer, status)
         response.raw_headers += [item for item in kept if item[0].lower() != b"content-length"]
         return response

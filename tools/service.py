@@ -101,6 +101,13 @@ class ToolService:
         warm = self._warming is not None and self._warming.done() and self.failure is None
         return warm and not self.draining
 
+    def open(self) -> None:
+        """Take calls, also after :meth:`close`: an application may be started again."""
+        self.draining, self.failure, self._warming = False, None, None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.start()
+
     def start(self) -> asyncio.Task[None]:
         """Begin to warm the tools up, once."""
         if self._warming is None:

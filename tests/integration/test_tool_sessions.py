@@ -140,7 +140,7 @@ def test_a_session_that_nobody_uses_ends_and_one_that_is_renewed_does_not():
 
     text, gone, counts, _, live = run(main())
     assert (text, live) == ("2", 0)
-    assert (gone.status_code, gone.headers["X-Tool-Refused"]) == (503, "no session")
+    assert (gone.status_code, gone.headers["X-Tool-Refused"]) == (404, "no session")
     assert (counts["sessions"], counts["sessions_expired_total"]) == (1, 1)
     assert counts["sessions_opened_total"] == 2
 
@@ -227,7 +227,7 @@ def test_the_server_ends_what_its_caller_no_longer_waits_for():
     result, ended, statuses = run(main())
     assert (result.error, ended) == (ToolErrorKind.TIMEOUT, True)
     assert result.duration_s < 5
-    assert statuses == [504, 422, 422, 422]
+    assert statuses == [408, 422, 422, 422]
 
 
 def test_the_episode_travels_with_the_call_and_both_ends_tell_of_it():
