@@ -7,16 +7,18 @@ Sounds come back as 16-bit WAV, which nearly every model reads. What is measured
 
 - loudness is the root mean square in dBFS, not LUFS: 0 dBFS is full scale, so a sine of full
   scale has -3.0; there is no weighting by frequency, and channels are mixed first;
-- pitch is found by YIN (difference function, normalised by its cumulative mean, threshold 0.1),
-  every 10 ms, for one voice or instrument at a time;
+- pitch is librosa's YIN, every 10 ms in 128 ms of sound, for one voice or instrument at a time; it
+  is right within 1 %, and where the sound is not alike a period later, there is none;
 - a spectrogram shows power in dB below the loudest place, over time and linear frequency.
 
-soundfile and soxr do the work, PyAV for MP4 and WebM (the ``media`` extra); the rest is numpy.
+soundfile, soxr and librosa do the work, PyAV for MP4 and WebM (all in the ``media`` extra). librosa
+compiles when it is first used, and keeps that on disk: the very first picture or pitch on a machine
+takes 10 to 30 s, the first of a process 2 to 5. A server does this before it is ready
+(:func:`warm_up`); elsewhere ``await toolset.warm_up()`` does.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -26,10 +28,11 @@ from relax_agent.messages import Audio, Image
 from relax_agent.tools.declaration import tool
 from relax_agent.tools.pictures import Span, span_in, told, wrong
 from relax_agent.tools.signals import (
-    FRAME_S,
+    SHORTEST_S,
     STEP_S,
     decibels,
     levels,
+    note,
     pieces,
     spectrogram,
     track_pitch,
@@ -44,7 +47,7 @@ MAX_SECONDS = 900.0
 MAX_OUTPUT_BYTES = 32 << 20
 """Largest sound that a tool gives back: 17 minutes of 16 kHz, one channel."""
 MAX_PITCH_SECONDS = 60.0
-_PITCH_RATE = 16_000
+_PITCH_RATE = 32_000
 _POINTS = 40
 """Moments that a course over time shows."""
 _DECODE_S = 40.0
@@ -257,13 +260,13 @@ def _pitch_facts(track: np.ndarray[Any, Any], span: Span) -> dict[str, Any]:
 
     if not len(track):
         short = span.end - span.start
-        raise wrong(f"{short:.3f} s are too short; give at least {FRAME_S:g} s")
+        raise wrong(f"{short:.3f} s are too short; give at least {SHORTEST_S:g} s")
     heard = track[~np.isnan(track)]
     facts: dict[str, Any] = {"voiced_share": round(len(heard) / len(track), 3)}
     if not len(heard):
         return {**facts, "median_hz": None, "words": "no pitch was found: noise, silence or chords"}
     low, median, high = (float(each) for each in np.percentile(heard, [5, 50, 95]))
-    facts |= {"median_hz": round(median, 1), "median_note": _note(median)}
+    facts |= {"median_hz": round(median, 1), "median_note": note(median)}
     facts |= {"low_hz": round(low, 1), "high_hz": round(high, 1)}
     cut = pieces(len(track), min(_POINTS, len(track)))
     facts["over_time"] = _course(
@@ -278,11 +281,3 @@ def _median(values: np.ndarray[Any, Any]) -> float | None:
 
     heard = values[~np.isnan(values)]
     return round(float(np.median(heard)), 1) if 2 * len(heard) >= len(values) else None
-
-
-def _note(hertz: float) -> str:
-    """Name the nearest note, A4 being 440 Hz, and how many cents it is off."""
-    exact = 69 + 12 * math.log2(hertz / 440)
-    number = round(exact)
-    names = ("C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B")
-    return f"{names[number % 12]}{number // 12 - 1} {round(100 * (exact - number)):+d} cents"

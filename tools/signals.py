@@ -1,8 +1,12 @@
-"""Measuring sounds with numpy: level, spectrum and pitch. Arrays in, arrays out.
+"""Measuring sounds: level with numpy, spectrum and pitch with librosa. Arrays in, arrays out.
 
-Pitch is YIN (de Cheveigné and Kawahara, 2002): a frame is compared with itself, moved by every lag
-in question; the smallest lag at which the difference, divided by its mean over all shorter lags,
-falls below a threshold is the period. Everything runs over many frames at once.
+Pitch is librosa's YIN, in frames whose mean was taken away. YIN names a period for every frame, so
+whether there is one is seen from how like itself the frame is, moved by that period (its normalised
+autocorrelation). librosa's ``pyin`` says that by itself, but its Viterbi search keeps the
+interpreter to itself for seconds, during which an event loop in the same process stands still.
+
+librosa compiles when first used: seconds in a process, half a minute of a busy machine in the
+first process of all (numba keeps what it compiled). It is imported where it is used.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from relax_agent.errors import MissingExtraError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -18,18 +24,20 @@ if TYPE_CHECKING:
 
 STEP_S = 0.01
 """Seconds between two pitches."""
-FRAME_S = 0.064
-"""Seconds of sound that one pitch is found in, on top of the longest period."""
+SHORTEST_S = 0.064
+"""Shortest sound that a pitch is looked for in."""
 RANGE_DB = 80.0
 """What a spectrogram shows below the loudest place."""
 COLUMNS = 800
 """Most moments of a spectrogram."""
 _WINDOW_S = 0.032
-_THRESHOLD = 0.1
-_UNSURE = 0.25
-"""Differences above this are no pitch, even where they are the least."""
+_FRAME_S = 0.128
+_SURE = 0.6
+"""Least likeness of a frame with itself, a period later: 1 is a clean tone, noise is below 0.2."""
 _SILENCE = 1e-8
 """Mean square of a frame in which nothing is looked for (-80 dBFS)."""
+_MARGIN = 1.1
+"""How far YIN looks beyond what is asked for: what lies nearest at an edge is no pitch there."""
 _BLOCK = 256
 
 
@@ -63,19 +71,19 @@ def spectrogram(samples: Floats, rate: int) -> Floats:
     """
     import numpy as np
 
+    librosa = _librosa()
     size = 1 << max(6, round(math.log2(max(64, _WINDOW_S * rate))))
     hop = size // 2
     count = max(1, math.ceil(len(samples) / hop) - 1)
-    samples = np.pad(samples, (0, (count + 1) * hop - len(samples)))
-    windows = np.lib.stride_tricks.sliding_window_view(samples, size)[::hop]
-    shape = np.hanning(size).astype(np.float32)
-    moments = pieces(count, min(COLUMNS, count))
-    power = np.stack(
-        [(np.abs(np.fft.rfft(windows[m] * shape)) ** 2).mean(axis=0) for m in moments], axis=1
-    )
-    loudest = max(float(power.max()), 1e-20)
-    relative = 10 * np.log10(np.maximum(power / loudest, 1e-20))
-    clipped: Floats = np.maximum(relative, -RANGE_DB).astype(np.float32)
+    samples = librosa.util.fix_length(samples, size=(count + 1) * hop)
+    power = np.empty((hop + 1, min(COLUMNS, count)), np.float32)
+    for column, moment in enumerate(pieces(count, power.shape[1])):  # not all at once: memory
+        piece = samples[moment.start * hop : (moment.stop + 1) * hop]
+        waves = librosa.stft(piece, n_fft=size, hop_length=hop, center=False)
+        power[:, column] = (np.abs(waves) ** 2).mean(axis=1)
+    loudest = max(float(power.max()), 1e-12)
+    relative = librosa.power_to_db(power, ref=loudest, amin=1e-20, top_db=None)
+    clipped: Floats = np.clip(relative, -RANGE_DB, 0.0)
     return clipped
 
 
@@ -83,72 +91,55 @@ def track_pitch(samples: Floats, rate: int, lowest_hz: float, highest_hz: float)
     """Return the pitch every 10 ms, float64 ``[steps]``; NaN where there is none.
 
     Args:
-        samples: ``[frames]``.
+        samples: ``[frames]``; of less than :data:`SHORTEST_S` no step is returned.
         rate: Samples a second.
         lowest_hz: Lowest pitch that is looked for.
         highest_hz: Highest one; well below half the rate.
     """
     import numpy as np
 
-    longest = math.ceil(rate / lowest_hz) + 1
-    shortest = max(2, math.floor(rate / highest_hz))
-    window = round(FRAME_S * rate)
-    span = window + longest
-    if len(samples) < span:
-        if len(samples) < window:
-            return np.empty(0)
-        samples = np.pad(samples, (0, span - len(samples)))
-    frames = np.lib.stride_tricks.sliding_window_view(samples, span)[:: round(STEP_S * rate)]
+    if len(samples) < SHORTEST_S * rate:
+        return np.empty(0)
+    librosa = _librosa()
+    size = round(_FRAME_S * rate)
+    samples = librosa.util.fix_length(samples, size=max(size, len(samples)))
+    frames = librosa.util.frame(samples, frame_length=size, hop_length=round(STEP_S * rate), axis=0)
     blocks = [
-        _periods(frames[i : i + _BLOCK].astype(np.float64), window, shortest)
+        _pitches(frames[i : i + _BLOCK], rate, lowest_hz, highest_hz)
         for i in range(0, len(frames), _BLOCK)
     ]
-    return rate / np.concatenate(blocks)
+    return np.concatenate(blocks)
 
 
-def _periods(frames: Floats, window: int, shortest: int) -> Floats:
-    """Return the period of each frame ``[frames, samples]`` in samples; NaN if it has none."""
+def note(hertz: float) -> str:
+    """Name the nearest note, A4 being 440 Hz, and how many cents it is off."""
+    librosa = _librosa()
+    number = float(librosa.hz_to_midi(hertz))
+    name = librosa.midi_to_note(number, unicode=False)
+    return f"{name} {round(100 * (number - round(number))):+d} cents"
+
+
+def _pitches(frames: Floats, rate: int, lowest_hz: float, highest_hz: float) -> Floats:
+    """Return the pitch of each frame ``[frames, samples]``; NaN if it has none."""
     import numpy as np
 
-    difference = _difference(frames, window)
-    lags = difference.shape[1]
-    means = np.cumsum(difference[:, 1:], axis=1) / np.arange(1, lags)
-    normal = np.ones_like(difference)
-    np.divide(difference[:, 1:], means, out=normal[:, 1:], where=means > 1e-12)
-    rows = np.arange(len(frames))
-    inside = normal[:, shortest : lags - 1]
-    below = inside < _THRESHOLD
-    first = below.argmax(axis=1)
-    # From the first lag below the threshold down to the bottom of that valley.
-    rises = np.diff(inside, axis=1, append=np.inf) >= 0
-    places = np.arange(inside.shape[1])
-    bottom = (rises & (places >= first[:, None])).argmax(axis=1)
-    found = below.any(axis=1)
-    lag = shortest + np.where(found, bottom, inside.argmin(axis=1))
-    sure = normal[rows, lag] < _UNSURE
-    loud = np.mean(frames[:, :window] ** 2, axis=1) > _SILENCE
-    return np.where(sure & loud, _refined(normal, rows, lag), np.nan)
+    librosa = _librosa()
+    size = frames.shape[1]
+    frames = frames - frames.mean(axis=1, keepdims=True)
+    low, high = lowest_hz / _MARGIN, highest_hz * _MARGIN
+    found = librosa.yin(frames, fmin=low, fmax=high, sr=rate, frame_length=size, center=False)[:, 0]
+    lags = np.rint(rate / found).astype(int)
+    products = librosa.autocorrelate(frames, axis=1, max_size=int(lags.max()) + 1)
+    power = products[:, 0]
+    alike = products[np.arange(len(frames)), lags] * size / (size - lags)
+    asked = (found > 0.98 * lowest_hz) & (found < 1.02 * highest_hz)
+    heard = (power > _SILENCE * size) & (alike > _SURE * power)
+    return np.where(asked & heard, found, np.nan)
 
 
-def _difference(frames: Floats, window: int) -> Floats:
-    """Return Σ (x[i] - x[i + lag])² over the window, ``[frames, lags]``."""
-    import numpy as np
-
-    span = frames.shape[1]
-    size = 1 << (span + window - 1).bit_length()
-    head = np.fft.rfft(frames[:, :window], size)
-    products = np.fft.irfft(np.fft.rfft(frames, size) * head.conj(), size)[:, : span - window]
-    sums = np.concatenate([np.zeros((len(frames), 1)), np.cumsum(frames**2, axis=1)], axis=1)
-    energy = sums[:, window:span] - sums[:, : span - window]
-    return np.maximum(energy[:, :1] + energy - 2 * products, 0.0)
-
-
-def _refined(values: Floats, rows: Floats, lag: Floats) -> Floats:
-    """Return where the parabola through a minimum and its neighbours is lowest."""
-    import numpy as np
-
-    left, here, right = (values[rows, lag + step] for step in (-1, 0, 1))
-    bend = left - 2 * here + right
-    move = np.zeros_like(here)
-    np.divide(left - right, 2 * bend, out=move, where=bend > 1e-12)
-    return lag + np.clip(move, -1.0, 1.0)
+def _librosa() -> Any:
+    try:
+        import librosa
+    except ImportError as error:
+        raise MissingExtraError("librosa", "media") from error
+    return librosa

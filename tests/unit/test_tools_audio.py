@@ -2,19 +2,20 @@
 
 import asyncio
 import json
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_agent.errors import ToolErrorKind
+from relax_agent.errors import MissingExtraError, ToolErrorKind
 from relax_agent.media import decode_audio, decode_image, encode_wav
 from relax_agent.messages import Audio, ToolCall
 from relax_agent.tools import Toolset
 from relax_agent.tools import audio as tools
 from relax_agent.tools.audio import AUDIO_TOOLS
-from relax_agent.tools.signals import decibels, spectrogram, track_pitch
+from relax_agent.tools.signals import decibels, note, spectrogram, track_pitch
 from relax_agent.tools.spectrum_picture import ticks
 
 RATE = 8000
@@ -102,12 +103,65 @@ def test_loudness_is_the_root_mean_square_in_dbfs():
     assert decibels(0.0) is None
 
 
-@pytest.mark.parametrize("hertz", [82.4, 220.0, 440.0, 997.0])
+@pytest.mark.parametrize("hertz", [41.2, 60.0, 82.4, 220.0, 440.0, 1000.0, 1990.0])
 def test_pitch_is_found_and_named(hertz):
-    found = facts(call("audio_pitch", encode_wav(tone(hertz), RATE)))
-    assert found["median_hz"] == pytest.approx(hertz, rel=0.005) and found["voiced_share"] > 0.95
+    asked = {} if 60 <= hertz <= 1000 else {"lowest_hz": 40, "highest_hz": 2000}
+    found = facts(call("audio_pitch", encode_wav(tone(hertz), RATE), **asked))
+    assert found["median_hz"] == pytest.approx(hertz, rel=0.01) and found["voiced_share"] > 0.95
     if hertz == 440:
         assert found["median_note"].startswith("A4 ")
+
+
+def test_notes_are_named_with_what_they_are_off():
+    assert [note(hertz) for hertz in (440, 439.99, 27.5, 262.5, 1108.73)] == [
+        "A4 +0 cents", "A4 +0 cents", "A0 +0 cents", "C4 +6 cents", "C#6 +0 cents",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("hertz", "lowest", "highest"), [(100, 400, 1000), (300, 80, 81)])
+def test_a_tone_outside_what_is_asked_for_is_none_at_its_edge(hertz, lowest, highest):
+    sound = encode_wav(tone(hertz), RATE)
+    found = facts(call("audio_pitch", sound, lowest_hz=lowest, highest_hz=highest))
+    assert found["median_hz"] is None
+    within = encode_wav(tone((lowest + highest) / 2), RATE)
+    assert facts(call("audio_pitch", within, lowest_hz=lowest, highest_hz=highest))[
+        "median_hz"
+    ] == pytest.approx((lowest + highest) / 2, rel=0.01)
+
+
+def test_a_voice_in_noise_still_has_its_pitch():
+    voice = sum(tone(120 * n, amplitude=1 / n) for n in range(1, 12))
+    noise = np.random.default_rng(0).normal(size=RATE) * voice.std() * 0.4
+    found = facts(call("audio_pitch", encode_wav(0.1 * (voice + noise), RATE)))
+    assert found["median_hz"] == pytest.approx(120, rel=0.01) and found["voiced_share"] > 0.95
+
+
+def test_without_librosa_the_extra_is_named_and_the_rest_works(monkeypatch):
+    monkeypatch.setitem(sys.modules, "librosa", None)
+    for name in ("audio_pitch", "audio_spectrogram"):
+        result = call(name)
+        assert result.error is ToolErrorKind.CRASHED and "librosa" in result.text
+    assert call("audio_loudness").ok and call("resample_audio", sample_rate=4000).ok
+    with pytest.raises(MissingExtraError, match=r"relax-agent\[media\]"):
+        note(440)
+
+
+def test_the_loop_goes_on_while_a_long_sound_is_measured():
+    """librosa's pyin would hold the interpreter for seconds."""
+    sound = encode_wav(np.tile(tone(200), 60), RATE)
+
+    async def main():
+        started, beats = asyncio.get_running_loop().time(), 0
+        task = asyncio.create_task(TOOLS.call(ToolCall("audio_pitch", {"audio": sound}, "c")))
+        while not task.done():
+            await asyncio.sleep(0.001)
+            beats += 1
+        assert (await task).ok
+        return beats, asyncio.get_running_loop().time() - started
+
+    note(440)
+    beats, seconds = asyncio.run(main())
+    assert beats > 20 * seconds
 
 
 def test_pitch_is_the_fundamental_even_where_it_is_missing():
