@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Sequence
 
 from relax_agent.envs.registration import load_plugins, registry
 from relax_agent.envs.specs import EntryPoint, EnvSpec, label_of
 from relax_agent.importing import import_named
+
+
+def about(kind: object) -> str:
+    """Return the first paragraph of a docstring as plain text in one line."""
+    words = " ".join((inspect.getdoc(kind) or "").strip().split("\n\n")[0].split())
+    return plain_words(re.sub(r"[.;,]? [Ss]ee [^.]*docstring(?=\.|$)", "", words))
+
+
+def plain_words(text: str) -> str:
+    """Return a docstring's text without its markup: ````x```` and ``:class:`a.x``` become x."""
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", text)
+    return re.sub(r"``?([^`]*)``?", r"\1", text)
 
 
 def pprint_registry(

@@ -178,10 +178,12 @@ class Manifest(TypedDict):
 
     version: int
     id: str
+    about: NotRequired[str]
     tools: list[dict[str, Any]]
     tasks: WireTasks | None
     step_timeout_s: NotRequired[float]
     slots: NotRequired[int]
+    max_request_bytes: NotRequired[int]
 
 
 REQUESTS: dict[str, TypeAdapter[Any]] = {

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from relax_agent.envs.core import Env, Info, StepResult
+from relax_agent.envs.listing import about
 from relax_agent.envs.serving import wire
 from relax_agent.envs.serving.protocol import Manifest
 from relax_agent.envs.serving.wire import Blobs, Json
@@ -58,8 +59,12 @@ class ProxyTools:
 class ProxyEnv(Env):
     """An environment that runs elsewhere; how requests get there is for the derived class."""
 
+    about: str = ""
+    """The first lines of the environment's own docstring."""
+
     def _introduce(self, manifest: Manifest) -> None:
         """Take over what the environment told of itself."""
+        self.about = manifest.get("about", "")
         self.tools = ProxyTools(manifest["tools"], _ask_of(self))
         tasks = manifest["tasks"]
         if tasks is not None:
@@ -98,6 +103,12 @@ class ProxyEnv(Env):
     def _hear_of_tools(self, reply: Json) -> None:
         if "tools" in reply:
             self.tools = ProxyTools(wire.read_tools(reply["tools"]), _ask_of(self))
+
+
+def about_env(env: Env) -> str:
+    """Return the first lines of the docstring of an environment, wherever it runs."""
+    inner = env.unwrapped
+    return inner.about if isinstance(inner, ProxyEnv) else about(type(inner))
 
 
 def _ask_of(env: ProxyEnv) -> Ask:

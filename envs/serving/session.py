@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from relax_agent.envs.core import Env
 from relax_agent.envs.serving import wire
 from relax_agent.envs.serving.protocol import PROTOCOL_VERSION, REQUESTS
+from relax_agent.envs.serving.proxies import about_env
 from relax_agent.envs.serving.wire import Blobs, Json, WireError
 from relax_agent.envs.tasks import TaskSet
 from relax_agent.tools import AnyToolset
@@ -26,6 +27,7 @@ def describe_env(env: Env, env_id: str) -> Json:
     return {
         "version": PROTOCOL_VERSION,
         "id": env_id,
+        "about": about_env(env),
         "tools": env.tools.schemas(),
         "tasks": None if env.tasks is None else _ids(env.tasks),
     }

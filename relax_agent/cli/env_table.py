@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relax_agent.envs.listing import about
 from relax_agent.envs.registration import load_plugins, registry
 from relax_agent.envs.specs import EnvSpec, label_of
 from relax_agent.envs.tasks import TaskSet
@@ -72,9 +73,7 @@ def _target(spec: EnvSpec) -> Any:
 
 
 def _about(kind: Any) -> str:
-    lines = (inspect.getdoc(kind) or "").strip().split("\n\n")[0].split("\n")
-    text = " ".join(line.strip() for line in lines).partition(" See ")[0]
-    return text.removesuffix(".") or "(no docstring)"
+    return about(kind).removesuffix(".") or "(no docstring)"
 
 
 def _tools(kind: Any) -> list[str]:
@@ -120,13 +119,26 @@ def print_table(found: list[EnvRow]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("environment", no_wrap=True)
     table.add_column("what it is")
-    table.add_column("tools")
-    table.add_column("tasks", no_wrap=True)
+    with_tools, with_tasks = _mostly(row.tools for row in found), _mostly(r.tasks for r in found)
+    if with_tools:
+        table.add_column("tools")
+    if with_tasks:
+        table.add_column("tasks", no_wrap=True)
     for row in found:
         needs = "".join(f"  (--arg {name}=…)" for name in row.needs)
-        tools = ", ".join(row.tools[:4]) + (", …" if len(row.tools) > 4 else "")
-        table.add_row(row.id, _plain(row.about + needs), _plain(tools), row.tasks)
+        cells: list[Any] = [row.id, _plain(row.about + needs)]
+        if with_tools:
+            cells.append(_plain(", ".join(row.tools[:4]) + (", …" if len(row.tools) > 4 else "")))
+        if with_tasks:
+            cells.append(row.tasks)
+        table.add_row(*cells)
     print_plainly(table)
+
+
+def _mostly(cells: Iterable[object]) -> bool:
+    """Whether a column has something to say: many classes make tools and tasks when built."""
+    filled = [bool(cell) for cell in cells]
+    return 2 * sum(filled) > len(filled)
 
 
 def print_plainly(*items: Any) -> None:

@@ -15,6 +15,9 @@ from relax_agent.cli.env_new import new
 from relax_agent.cli.env_server import serve
 from relax_agent.cli.options import EnvArguments, EnvId, Modules, import_modules, read_arguments
 from relax_agent.envs import Env, make, spec
+from relax_agent.envs.listing import plain_words
+from relax_agent.envs.registration import load_entry_point
+from relax_agent.envs.specs import label_of
 from relax_agent.messages import Message, Rewrite
 from relax_agent.pages import plain
 
@@ -104,13 +107,15 @@ async def _show(env_id: str, task: str | None, seed: int, arguments: dict[str, A
 
 
 def _show_description(env: Env) -> None:
-    kind = type(env.unwrapped)
-    typer.echo(f"{env.spec.id if env.spec else kind.__name__}  ({kind.__module__}:{kind.__name__})")
-    description = (inspect.getdoc(kind) or "").split("\n\n")[0]
+    from relax_agent.envs.serving.proxies import about_env
+
+    kind, place = _source(env)
+    typer.echo(f"{env.spec.id if env.spec else type(env.unwrapped).__name__}  ({place})")
+    description = about_env(env)
     if description:
-        typer.echo(f"  {description}")
+        typer.echo(f"  {plain(description)}")
     for wrapper in env.spec.wrappers if env.spec else ():
-        typer.echo(f"  wrapper: {wrapper.entry_point}({_values(wrapper.kwargs)})")
+        typer.echo(f"  wrapper: {label_of(wrapper.entry_point)}({_values(wrapper.kwargs)})")
     if env.tasks is not None:
         train, held_out = len(env.tasks.ids("train")), len(env.tasks.ids("eval"))
         typer.echo(f"  tasks: {train} to train on, {held_out} held out")
@@ -119,15 +124,27 @@ def _show_description(env: Env) -> None:
         names = ", ".join(function["parameters"].get("properties") or ())
         first_line = (function.get("description") or "").partition("\n")[0]
         typer.echo(f"  tool: {function['name']}({names})  {first_line}")
-    for line in _arguments(kind):
+    for line in _arguments(kind) if kind else ():
         typer.echo(f"  argument: {line}")
+
+
+def _source(env: Env) -> tuple[Any, str]:
+    """Return what an environment is built by, and where that is; None if it runs elsewhere."""
+    from relax_agent.envs.serving.proxies import ProxyEnv
+
+    inner, known = env.unwrapped, env.spec
+    if not isinstance(inner, ProxyEnv) or known is None:
+        return type(inner), label_of(type(inner))
+    if "url" in known.kwargs:
+        return None, str(known.kwargs["url"])
+    return load_entry_point(known), label_of(known.entry_point)
 
 
 def _values(arguments: Any) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _arguments(kind: type) -> list[str]:
+def _arguments(kind: Any) -> list[str]:
     """Return what the constructor takes, with what its docstring says of it."""
     from docstring_parser import parse
 
@@ -143,10 +160,12 @@ def _arguments(kind: type) -> list[str]:
         if each.kind in many:
             continue
         default = "" if each.default is each.empty else f"={each.default!r}"
-        lines.append(
-            f"{each.name}{default}  {' '.join((told.get(each.name) or '').split())}".rstrip()
-        )
+        lines.append(f"{each.name}{default}  {_said(told.get(each.name))}".rstrip())
     return lines
+
+
+def _said(text: str | None) -> str:
+    return plain_words(" ".join((text or "").split()))
 
 
 def _line(message: Message) -> str:

@@ -43,7 +43,7 @@ def test_what_it_says_to_type_next_works(tmp_path):
     assert "cd sub/folder" in told
     commands = [line.strip().partition("#")[0].split() for line in told.splitlines()]
     check = next(words for words in commands if words[:3] == ["relax-agent", "envs", "check"])
-    assert "31 checks ok" in relax_agent(folder, *check[1:])
+    assert "33 checks ok" in relax_agent(folder, *check[1:])
     play = next(words for words in commands if words[:2] == ["relax-agent", "play"])
     assert relax_agent(folder, *play[1:], "--policy", "random")
     for linter in (["check", "--select", "E,F,I,W"], ["format", "--check"]):
