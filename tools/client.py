@@ -21,11 +21,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.messages import Audio, Image, ToolCall, Video
 from relax_agent.references import read_media
@@ -90,7 +90,7 @@ class CallCounts:
     """What the model was told when that happened last."""
 
 
-class RemoteToolset:
+class RemoteToolset(Closing):
     """The tools of a server. Made by :meth:`connect`; close it when done."""
 
     def __init__(
@@ -139,17 +139,6 @@ class RemoteToolset:
             await session.close()
             raise
         return cls(urls, session, manifest["read"], frames=manifest.get("frames") is True)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"RemoteToolset({self.url}: {', '.join(self._tools)})"

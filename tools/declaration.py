@@ -75,7 +75,7 @@ class Tool(Generic[P, R]):
     ) -> None:
         self.function = function
         self.limits = limits or ToolLimits()
-        self.name: str = name or getattr(function, "__name__", "")
+        self.name: str = name or str(getattr(function, "__name__", ""))
         self.is_method = next(iter(inspect.signature(function).parameters), "") == "self"
         self.inline = inline
         self.requires_session = self.is_method if requires_session is None else requires_session
@@ -244,7 +244,7 @@ class Tool(Generic[P, R]):
         if owner is not None:
             return await within(self._owned(values, owner, give_back), seconds)
         if self._async:
-            task = start(partial(self.function, **values))  # type: ignore[arg-type]
+            task: asyncio.Task[Any] = start(partial(self.function, **values))  # type: ignore[arg-type]
             task.add_done_callback(lambda _: give_back())
             return await within(task, seconds)
         if not self.inline:
@@ -276,13 +276,13 @@ class Tool(Generic[P, R]):
         async def run() -> Any:
             call = partial(self.function, await owner.instance(), **values)  # type: ignore[call-arg]
             if self._async:
-                return await call()  # type: ignore[misc]
+                return await call()  # type: ignore[misc,call-arg]
             jobs.append(THREADS.submit(call, give_back))
             value = await jobs[0]
             return await value if isinstance(value, Awaitable) else value
 
         task = start(run)
-        task.add_done_callback(lambda _: jobs or give_back())
+        task.add_done_callback(lambda _: None if jobs else give_back())
         owner.running(task)
         return task
 

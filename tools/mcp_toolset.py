@@ -14,9 +14,9 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ConfigError, MissingExtraError, ToolErrorKind
 from relax_agent.messages import ToolCall
 from relax_agent.references import read_media
@@ -33,7 +33,7 @@ _CLOSE_S = 10.0
 _PAGES = 100
 
 
-class McpToolset:
+class McpToolset(Closing):
     """The tools of an MCP server. Made by :meth:`connect`; close it when done."""
 
     def __init__(self, target: str | Sequence[str], timeout_s: float) -> None:
@@ -169,17 +169,6 @@ class McpToolset:
             if late:
                 task.cancel()
                 await asyncio.wait({task}, timeout=_CLOSE_S)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"McpToolset({self.target}: {', '.join(self._tools)})"

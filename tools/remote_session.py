@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
 from relax_agent.tools.replicas import CONNECT_S, Replica
@@ -30,7 +30,7 @@ _OPEN_S = 30.0
 _CLOSE_S = 15.0
 
 
-class RemoteSession:
+class RemoteSession(Closing):
     """All tools of a server for one episode; made by :meth:`RemoteToolset.session`."""
 
     def __init__(self, toolset: RemoteToolset) -> None:
@@ -104,17 +104,6 @@ class RemoteSession:
                 if status != 200 or answer.get("failures"):
                     words = answer.get("failures") or answer.get("detail") or status
                     logger.warning("a session at %s was not closed: %s", replica.url, words)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "closed" if self._closed else "open" if self.id else "new"

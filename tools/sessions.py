@@ -27,9 +27,9 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
 from relax_agent.limits import Overrun, TimeBudget, bounded
 from relax_agent.messages import ToolCall
@@ -207,7 +207,7 @@ def _over() -> ToolError:
     return ToolError("the session is closed", kind=ToolErrorKind.UNAVAILABLE)
 
 
-class ToolSession:
+class ToolSession(Closing):
     """All tools of a toolset for one episode; made by :meth:`Toolset.session`."""
 
     def __init__(self, toolset: Toolset, homes: Mapping[str, SessionClass]) -> None:
@@ -271,17 +271,6 @@ class ToolSession:
         for reason in failures:
             logger.warning("a session's tools were left behind: %s", reason)
         return failures
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._instances)} in use"

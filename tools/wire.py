@@ -186,7 +186,8 @@ def with_media(value: Any, schema: Mapping[str, Any], read: Any, root: Any = Non
 
 
 def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found, stack = [], [schema]
+    found: list[Mapping[str, Any]] = []
+    stack: list[Mapping[str, Any]] = [schema]
     while stack and len(found) < 100:
         each = stack.pop()
         name = str(each.get("$ref", "")).rpartition("/")[2]

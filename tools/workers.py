@@ -145,8 +145,8 @@ class _Front:
         """Run until the end. The sockets hold the port, and accept nothing."""
         self._ending = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self._signalled)
         try:
             async with asyncio.TaskGroup() as group:
                 started = [asyncio.Event() for _ in range(self._plan.count)]
@@ -161,8 +161,8 @@ class _Front:
 
     async def _tell_ready(self, started: list[asyncio.Event]) -> None:
         waits = [asyncio.ensure_future(each.wait()) for each in started]
-        everyone = asyncio.ensure_future(asyncio.gather(*waits))
-        ending = asyncio.ensure_future(self._ending.wait())
+        everyone: asyncio.Future[Any] = asyncio.gather(*waits)
+        ending: asyncio.Future[Any] = asyncio.ensure_future(self._ending.wait())
         try:
             await asyncio.wait({everyone, ending}, return_when=asyncio.FIRST_COMPLETED)
             if everyone.done():

@@ -112,7 +112,8 @@ class EnvSession:
     async def _call_tool(self, request: Any, blobs: Sequence[bytes]) -> Answer:
         call = wire.call_from_wire(request["call"])
         tools = self.env.tools
-        result = refuse(call, tools.names) or await tools.call(call)
+        running = getattr(self.env.unwrapped, "session", None) or tools  # an episode's own tools
+        result = refuse(call, tools.names) or await running.call(call)
         media: Blobs = []
         return wire.tool_to_wire(result, media), media
 
