@@ -19,7 +19,15 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from relax_agent.envs.core import Env, Info, StepResult, Wrapper
-from relax_agent.errors import EnvBusy, EnvError, InvalidAction, RelaxError, ResetNeeded, one_line
+from relax_agent.errors import (
+    EnvBusy,
+    EnvError,
+    InvalidAction,
+    RelaxError,
+    ResetNeeded,
+    at_line,
+    one_line,
+)
 from relax_agent.limits import STOPS
 from relax_agent.messages import AssistantMessage, Message, Observation, Rewrite
 
@@ -173,7 +181,8 @@ class Guard(Wrapper):
     def _blame(self, call: str, error: BaseException) -> None:
         """Raise an EnvError that names the call in the place of what an author's code raised."""
         if not isinstance(error, (RelaxError, *STOPS)):
-            raise EnvError(f"{self.label}: {call}() raised {one_line(error)}") from error
+            words = f"{self.label}: {call}() raised {one_line(error)}{at_line(error)}"
+            raise EnvError(words) from error
 
     def _settled(self, result: Any) -> StepResult:
         """Check a result that is not of the plainest form, and bring it into that form."""

@@ -33,6 +33,7 @@ from relax_agent.errors import (
     PolicyError,
     PromptTooLong,
     ToolError,
+    at_line,
     one_line,
 )
 from relax_agent.limits import GRACE_S, Overrun, TimeBudget, Watch, bounded, stop
@@ -352,7 +353,7 @@ def _blamed(name: str, error: BaseException) -> _Ended:
         status = EpisodeStatus.ENGINE_FAILURE
     elif isinstance(error, ToolError):
         status = EpisodeStatus.TOOL_FAILURE
-    return _Ended(status, f"{name}: {one_line(error)}")
+    return _Ended(status, f"{name}: {one_line(error)}{at_line(error)}")
 
 
 def _truncated(info: Info) -> _Ended:

@@ -37,7 +37,7 @@ from relax_agent.envs.specs import (
     require_full_id,
 )
 from relax_agent.envs.threaded import START_TIMEOUT_S, ThreadedEnv
-from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv, one_line
+from relax_agent.errors import ConfigError, EnvError, RelaxError, UnknownEnv, at_line, one_line
 from relax_agent.importing import import_named
 from relax_agent.limits import STOPS
 from relax_agent.threads import THREADS
@@ -317,7 +317,7 @@ def _blamed(what: str) -> Iterator[None]:
     except (RelaxError, *STOPS):
         raise
     except BaseException as error:
-        raise EnvError(f"{what} raised {one_line(error)}") from error
+        raise EnvError(f"{what} raised {one_line(error)}{at_line(error)}") from error
 
 
 def _construct(factory: Callable[..., Any], chosen: EnvSpec, start_timeout_s: float) -> Env:

@@ -42,7 +42,10 @@ Each message says what happened, why, and what to do, in one line; ``hint`` is t
 from __future__ import annotations
 
 import signal
+import sysconfig
+import traceback
 from enum import StrEnum
+from pathlib import Path
 
 _SIGNALS = {each.value: each.name for each in signal.Signals} | {
     signal.SIGKILL.value: "SIGKILL: somebody's kill -9, or the system was out of memory"
@@ -263,3 +266,33 @@ def one_line(error: BaseException, limit: int = 500) -> str:
         words = "(no message)"
     told = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return told if len(told) <= limit else f"{told[: limit - 1]}…"
+
+
+_HOME = Path(__file__).resolve().parent
+_OWN = (_HOME, *(_HOME.parent / name for name in ("envs", "tools", "trainers")))
+_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
+_EXAMPLES = ("catalog", "adapters")
+"""Parts of this project that stand where an author's code does."""
+
+
+def at_line(error: BaseException) -> str:
+    """Return `` (file.py:12)``: the innermost line of an author's code that an exception passed.
+
+    Empty if there is none, and for this project's own errors: their words say what is wrong.
+    """
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, RelaxError):
+        return ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_authors(frame.filename):
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""
+
+
+def _is_authors(file: str) -> bool:
+    path = Path(file).resolve()
+    if file.startswith("<") or "site-packages" in path.parts or path.is_relative_to(_LIBRARY):
+        return False
+    own = any(path.is_relative_to(folder) for folder in _OWN)
+    return not own or not set(_EXAMPLES).isdisjoint(path.parts)

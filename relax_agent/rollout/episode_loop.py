@@ -30,7 +30,7 @@ from typing import Any, Literal
 from relax_agent.engines.protocol import GenerateRequest, GenerateResult, SamplingParams
 from relax_agent.envs import Env
 from relax_agent.episode import Episode, EpisodeStatus, Turn
-from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError
+from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
 from relax_agent.rendering import Renderer
 from relax_agent.rollout.expert import ExpertSource
@@ -229,7 +229,7 @@ class _Loop:
             words = f"no answer within {self._limits.env_timeout_s:g} s"
             raise _EnvFailed(name, None, words) from None
         except Exception as error:
-            raise _EnvFailed(name, error, _words(error)) from error
+            raise _EnvFailed(name, error, _words(error) + at_line(error)) from error
 
     def _observe(self, observation: list[Message] | Rewrite, turn: Turn) -> None:
         if isinstance(observation, Rewrite):

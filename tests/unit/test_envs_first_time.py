@@ -18,7 +18,7 @@ from relax_agent.envs import (
 )
 from relax_agent.envs.policies import as_message
 from relax_agent.envs.wrappers import TimeLimit
-from relax_agent.errors import ConfigError, PolicyError
+from relax_agent.errors import ConfigError, EnvError, PolicyError, at_line
 from relax_agent.messages import ToolCall, assistant
 from relax_agent.status import EpisodeStatus
 from relax_agent.tools import tool
@@ -127,3 +127,60 @@ def test_a_policy_that_says_something_else_is_told_what_it_may_say():
         as_message(None, 1)
     said = assistant("hello")
     assert as_message(said, 1) is said
+
+
+class Misspelt(Sum):
+    """Add."""
+
+    def score(self, task, transcript):
+        return {"answer": 1.0}["anwser"]
+
+
+class BreaksWhenBuilt(Sum):
+    """Add."""
+
+    def __init__(self):
+        super().__init__(tools=[][3])
+
+
+def line_of(function):
+    return f"(test_envs_first_time.py:{function.__code__.co_firstlineno + 1})"
+
+
+@pytest.mark.parametrize("build", [make, lambda kind: kind()], ids=["guarded", "bare"])
+def test_a_failure_of_an_environment_names_the_authors_line(build):
+    record = asyncio.run(play(build(Misspelt), ScriptedPolicy(["8"])))
+    assert record.status is EpisodeStatus.ENV_FAILURE
+    assert "KeyError: 'anwser'" in record.detail
+    assert record.detail.count(".py:") == 1
+    assert record.detail.endswith(line_of(Misspelt.score))
+
+
+def test_a_failure_of_a_plain_environment_names_the_authors_line():
+    class Breaks(Plain):
+        """Plain."""
+
+        def step(self, action):
+            return action.tool_calls[0]
+
+    record = asyncio.run(play(make(Breaks), ScriptedPolicy(["8"])))
+    assert record.detail.endswith(line_of(Breaks.step))
+
+
+def test_a_failure_of_a_policy_names_the_authors_line():
+    record = asyncio.run(play(Sum(), Says()))
+    assert "policy: IndexError" in record.detail
+    assert record.detail.endswith(line_of(Says.act))
+
+
+def test_a_failure_of_a_constructor_names_the_authors_line():
+    with pytest.raises(EnvError, match=r"IndexError.*\(test_envs_first_time.py:\d+\)$"):
+        make(BreaksWhenBuilt)
+
+
+def test_an_error_of_this_projects_own_code_names_no_line():
+    try:
+        as_message(None, 1)
+    except PolicyError as error:
+        assert at_line(error) == ""
+    assert at_line(ValueError("never raised")) == ""

@@ -137,7 +137,8 @@ def test_a_slot_that_fails_truncates_and_gets_another_environment(task, status, 
             await v.reset(options=tasks("3", task, "3"))
             _, r, _, truncated, infos = await v.step([GO] * 3)
             assert (r, truncated) == ([1.0, 0.0, 1.0], [False, True, False])
-            assert infos[1] == {"status": status, "detail": words}
+            assert infos[1]["status"] == status
+            assert infos[1]["detail"].startswith(words)
             assert v.envs[1] is None and v.replaced == 1
             assert (await v.step([GO, None, GO]))[1] == [1.0, 0.0, 1.0]
             await v.reset(slots=[1], options={"task": "1"})

@@ -233,6 +233,17 @@ def test_an_env_that_hangs_fails_at_its_own_limit(where):
     assert took == pytest.approx(60)
 
 
+def test_an_env_that_raises_is_a_failure_that_names_the_authors_line():
+    async def wrong(env, action):
+        return {}["anwser"]
+
+    log = Episode("toy", "t", "g", 7)
+    run(run_episode(FakeEnv(on_step=wrong), FakeEngine("a"), FakeRenderer(), log, options()))
+    line = wrong.__code__.co_firstlineno + 1
+    assert log.status is EpisodeStatus.ENV_FAILURE
+    assert log.detail == f"step: KeyError: 'anwser' (test_rollout_loop.py:{line})"
+
+
 def test_an_env_that_swallows_its_cancellation_cannot_hold_the_episode():
     async def stubborn(*_):
         while True:
