@@ -24,9 +24,9 @@ import random
 import weakref
 from collections.abc import Coroutine, Generator, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
+from relax_agent.closing import Closing
 from relax_agent.envs.specs import EnvSpec, WrapperSpec
 from relax_agent.errors import ConfigError, EnvError
 from relax_agent.messages import AssistantMessage, Observation
@@ -115,7 +115,7 @@ class _Base:
         return f"<{type(self).__name__}{'' if self.spec is None else f' {self.spec.id}'}>"
 
 
-class Env(_Base):
+class Env(_Base, Closing):
     """One environment. ``reset`` and ``step`` are for the author to write."""
 
     def reset(
@@ -149,17 +149,6 @@ class Env(_Base):
             members: One conversation per episode.
         """
         return [0.0] * len(members)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 class SyncEnv(_Base):

@@ -18,9 +18,9 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from relax_agent.closing import Closing
 from relax_agent.errors import (
     ConfigError,
     EngineRejected,
@@ -51,7 +51,7 @@ _NO_KEY = "none"
 """Sent where no key is set: the SDK insists on one, servers of one's own ignore it."""
 
 
-class OpenAIPolicy:
+class OpenAIPolicy(Closing):
     """Answers with a model behind an OpenAI-compatible endpoint. One serves many episodes."""
 
     def __init__(
@@ -144,17 +144,6 @@ class OpenAIPolicy:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def _opened(self) -> AsyncOpenAI:
         if self._client is None:

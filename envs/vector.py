@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
+from relax_agent.closing import Closing
 from relax_agent.envs.core import Env, Info, StepResult
 from relax_agent.envs.guard import Guard
 from relax_agent.envs.jobs import Job, Jobs, PolicySource, Run, policy_maker
@@ -79,7 +79,7 @@ def make_vec(
     )
 
 
-class VectorEnv:
+class VectorEnv(Closing):
     """``n`` environments side by side. Each is made when its slot is first used."""
 
     def __init__(
@@ -332,17 +332,6 @@ class VectorEnv:
         if self._run is not None:
             await self._run.stop()
         await self._slots.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     # -- arguments ---------------------------------------------------------------------------
 

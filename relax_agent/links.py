@@ -39,8 +39,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ChildDied, RelaxError
 from relax_agent.frames import CHUNK, FrameError, Frames, Header, error_from_json, pack
 from relax_agent.keeper import KeptChild
@@ -57,7 +58,7 @@ _LINGER_S = 1.0
 """How long a child may live on after it has closed its end of the link."""
 
 
-class LinkedProcess:
+class LinkedProcess(Closing):
     """A child that answers requests; see the module's promises. Made by :meth:`start`."""
 
     def __init__(self, child: KeptChild, ours: socket.socket, failure: type[RelaxError]) -> None:
@@ -443,12 +444,6 @@ class LinkedProcess:
             self._fail_all()
             self._detach()
             self._socket.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         # Nothing that waits or locks: this may run anywhere, even inside the event loop's own code.

@@ -13,9 +13,8 @@ is held is told in :mod:`relax_agent.tools.sandbox`.
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from types import TracebackType
-from typing import Self
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.threads import THREADS
 from relax_agent.tools.declaration import tool
@@ -43,7 +42,7 @@ def _sandbox(limits: Limits) -> Sandbox:
     return Sandbox(limits=limits)
 
 
-class PythonSession:
+class PythonSession(Closing):
     """One session of Python for a model, with the tool that belongs to it."""
 
     def __init__(self, sandbox: Sandbox | None = None, *, limits: Limits | None = None) -> None:
@@ -103,17 +102,6 @@ class PythonSession:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
 
 @tool(

@@ -22,11 +22,11 @@ import asyncio
 import json
 import time
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, TypeVar
 
 import aiohttp
 
+from relax_agent.closing import Closing
 from relax_agent.engines.folder import (
     Manifest,
     ModelFacts,
@@ -69,7 +69,7 @@ class _RunningClock:
             self._paused_at = None
 
 
-class EngineClient:
+class EngineClient(Closing):
     """An :class:`~relax_agent.engines.protocol.Engine` behind an HTTP address."""
 
     def __init__(
@@ -113,17 +113,6 @@ class EngineClient:
     def name(self) -> str:
         """What errors and logs call this engine."""
         return self._name
-
-    async def __aenter__(self) -> EngineClient:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close all sockets; the engine itself goes on. May be called again."""

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 OUTER = ("envs", "tools", "trainers")
 FLOORS = [
     "errors messages episode media pages timeline processes guardian threads files importing "
-    "limits status frames keeper links link_server references",
+    "limits status frames keeper links link_server references closing",
     "tools",
     "envs",
     "rendering engines queue weights models",
@@ -24,7 +24,7 @@ FLOOR = {part: number for number, parts in enumerate(FLOORS, 1) for part in part
 HEAVY = {"torch", "transformers", "ray", "openai", "gymnasium", "fastapi", "uvicorn"}
 LIGHT = {"errors", "messages", "episode", "media", "pages", "timeline"} | {
     "processes", "guardian", "threads", "files", "importing", "limits", "status", "frames",
-    "keeper", "links", "link_server", "references", "tools", "envs",
+    "keeper", "links", "link_server", "references", "closing", "tools", "envs",
 }  # fmt: skip
 
 

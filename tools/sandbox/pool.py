@@ -13,15 +13,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from relax_agent.closing import Closing
 from relax_agent.errors import RelaxError, ToolError, ToolErrorKind
 from relax_agent.threads import Worker
 from relax_agent.tools.sandbox.interpreter import Interpreter, start_async
 
 
-class SandboxPool:
+class SandboxPool(Closing):
     """Warm interpreters, and the places of the sessions that use them."""
 
     def __init__(
@@ -62,17 +61,6 @@ class SandboxPool:
     def ready(self) -> int:
         """Interpreters that wait for a session."""
         return len(self._ready)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def enter(self) -> Callable[[], None]:
         """Wait for a session's place; return the function that gives it back.

@@ -20,9 +20,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ConfigError, ToolError, UnknownKeyError
 from relax_agent.tools.sandbox import seccomp
 from relax_agent.tools.sandbox.cgroup import parent_group
@@ -84,7 +84,7 @@ def _filter() -> bytes:
     return seccomp.program(platform.machine())
 
 
-class Sandbox:
+class Sandbox(Closing):
     """A place for code, with a level and limits; makes sessions."""
 
     def __init__(
@@ -138,17 +138,6 @@ class Sandbox:
     async def close(self) -> None:
         """End the warm interpreters; open sessions go on until they are closed."""
         await self.pool.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.level}>"

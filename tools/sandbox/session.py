@@ -10,9 +10,8 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from relax_agent.closing import Closing
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.tools.sandbox.interpreter import Garbage, Gone, Interpreter, Reply
 from relax_agent.tools.sandbox.limits import Limits
@@ -33,7 +32,7 @@ _SIGNALS = {
 }
 
 
-class SandboxSession:
+class SandboxSession(Closing):
     """One session of a sandbox; ``async with sandbox.session() as session`` makes it."""
 
     def __init__(self, pool: SandboxPool, limits: Limits) -> None:
@@ -43,17 +42,6 @@ class SandboxSession:
         self._interpreter: Interpreter | None = None
         self._busy = asyncio.Lock()
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> ExecutionResult:
         """Execute Python code and return what it gave. Calls run one after the other.
