@@ -1,6 +1,7 @@
 """What an environment server refuses: an answer each time, and nothing in its log."""
 
 import asyncio
+import contextlib
 import json
 import logging
 
@@ -94,6 +95,50 @@ def test_media_that_are_too_large_are_refused_in_words_and_the_connection_stays(
             assert env.unwrapped._connection is connection
             fits = Image(bytes(90_000), "image/png")
             assert (await env.step(AssistantMessage(content=(Text("echo"), fits))))[1] == 0.25
+            await env.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /reset HTTP/1.1\r\nHost: x\r\nContent-Le",
+        b"POST /reset HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n|GET /heal",
+    ],
+)
+def test_a_request_that_never_ends_does_not_keep_its_connection(sent, monkeypatch):
+    monkeypatch.setattr("relax_agent.envs.serving.transport.LOOK_S", 0.1)
+
+    async def main():
+        async with open_env_server(PROBE) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2]))
+            first, _, rest = sent.partition(b"|")
+            writer.write(first)
+            if rest:
+                await reader.readuntil(b'{"ok":true}')
+                writer.write(rest)
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1000):
+                    pass
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+def test_a_connection_whose_requests_do_end_is_kept(scheme, monkeypatch):
+    monkeypatch.setattr("relax_agent.envs.serving.transport.LOOK_S", 0.05)
+
+    async def main():
+        async with open_env_server(PROBE) as url:
+            env = await make_async(url.replace("ws", scheme, 1))
+            await env.reset()
+            await env.step(assistant("sleep 0.3"))
+            await asyncio.sleep(0.3)
+            assert (await env.step(assistant("echo")))[1] == 0.25
             await env.close()
 
     run(main())
