@@ -28,7 +28,8 @@ from relax_agent.trainers.client import TrainerProcess
 TOOLS_TOKEN = "RELAX_TOOLS_TOKEN"
 """The variable through which the tool server learns its bearer token."""
 
-_TOOLS_START_S = 60.0
+_TOOLS_START_S = 180.0
+"""Seconds for imports and the tools' warm-up."""
 _POLL_S = 0.05
 
 

@@ -6,7 +6,9 @@ import dataclasses
 import enum
 import json
 import math
+import re
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pytest
@@ -432,3 +434,17 @@ def test_the_schema_tells_a_model_how_to_name_media():
     assert (schema["type"], schema["format"]) == ("string", "image")
     assert schema["description"].startswith('What to look at. "image:1" is the first image')
     assert look.arguments.takes_media
+
+
+def test_the_page_about_tools_shows_code_that_runs():
+    text = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    shown: dict[str, Any] = {"__name__": "page"}
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(code, "tools.md", "exec"), shown)
+
+    async def main():
+        async with shown["toolset"].session() as session:
+            calls = [ToolCall("write", {"line": "a"}), ToolCall("search", {"query": "owls"})]
+            return [(await session.call(each)).text for each in calls]
+
+    assert asyncio.run(main()) == ["1", '["owls in a text"]']
