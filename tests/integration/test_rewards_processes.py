@@ -262,7 +262,9 @@ def nested():
     return inner
 
 
-@pytest.mark.parametrize("function", [lambda t, c: 1.0, nested(), math_equal], ids=str)
+@pytest.mark.parametrize(
+    "function", [lambda t, c: 1.0, nested(), math_equal], ids=["lambda", "nested", "object"]
+)
 def test_what_another_process_cannot_import_is_refused_at_once(function):
     with pytest.raises(ConfigError, match="cannot import"):
         Rubric(isolated(function))
