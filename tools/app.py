@@ -111,9 +111,10 @@ def create_tool_app(
     _add_unknown(app, toolset)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.openapi = describe_app(app, toolset, has_token=token is not None)  # type: ignore[method-assign]
-    protect(app, token)
     if peers is not None:
-        app.add_middleware(Forwarding, peers=peers)
+        most = max(map(service.request_limit, toolset), default=MAX_REQUEST_BYTES)
+        app.add_middleware(Forwarding, peers=peers, most_bytes=most)
+    protect(app, token)  # last, which is outermost: nothing is read for those who may not call
     return app
 
 

@@ -173,7 +173,7 @@ class RemoteToolset(Closing):
             result = await self._run(call, self._tools[call.name], session)
             result = result.timed(time.perf_counter() - started)
         if SINKS:
-            with call_context(session=session.id if session is not None else None):
+            with call_context(session=session.label if session is not None else None):
                 tell(call, result, "client")
         return result
 

@@ -38,7 +38,6 @@ LOCAL = "X-Tool-Local"
 """Marks what one worker asks another: an answer for itself alone."""
 _HOP = {b"connection", b"transfer-encoding", b"keep-alive", b"host", b"content-length"}
 _HEADER = SESSION.lower().encode()
-_MOST_BYTES = 256 << 20
 _LIMIT = aiohttp.ClientTimeout(total=3600, sock_connect=5)
 _ASK_S = 5.0
 
@@ -165,9 +164,10 @@ class Peers:
 class Forwarding:
     """ASGI middleware: a request for another worker's session goes there."""
 
-    def __init__(self, app: ASGIApp, peers: Peers) -> None:
+    def __init__(self, app: ASGIApp, peers: Peers, most_bytes: int) -> None:
         self._app = app
         self._peers = peers
+        self._most_bytes = most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer here, or have it answered."""
@@ -176,7 +176,7 @@ class Forwarding:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        body = await read_body(request, _MOST_BYTES)
+        body = await read_body(request, self._most_bytes)
         if body is None:
             await json_response({"detail": "the request is too large"}, 413)(scope, receive, send)
             return

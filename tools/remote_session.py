@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -40,6 +41,9 @@ class RemoteSession(Closing):
         self.replica: Replica | None = None
         """The server that has it, once it is open."""
         self.id: str | None = None
+        """The server's name for it, a secret: whoever knows it may use the session."""
+        self.label = secrets.token_urlsafe(9)
+        """What the trace calls it."""
         self.lost = False
         """Whether the server knows it no more."""
 

@@ -66,6 +66,11 @@ class Toolset:
                     self._add(each)
                     self._homes[each.name] = home
                 continue
+            if not callable(item):
+                raise ToolDeclarationError(
+                    f"a {type(item).__name__} is no tool",
+                    hint="name functions, its methods (thing.method), or its class",
+                )
             declared = item if isinstance(item, Tool) else Tool(item)
             if declared.is_method:
                 raise ToolDeclarationError(
