@@ -708,3 +708,18 @@ def test_importing_the_project_imports_no_gymnasium_and_shadows_none():
 
 def test_what_the_page_on_neighbours_shows_runs():
     run_snippets("Gymnasium")
+
+
+def test_texts_in_a_shared_memory_are_those_that_were_written_last():
+    """Gymnasium itself makes the memory: nothing here needs to know how processes share it."""
+    utils = gymnasium.vector.utils
+    env = as_gymnasium("relax/Calculator-v0", max_chars=100)
+    space = env.observation_space
+    memory = utils.create_shared_memory(space, n=2)
+    texts = utils.read_from_shared_memory(space, memory, n=2)
+    for index, text in [(0, "first"), (1, "second" * 16), (0, "x")]:
+        utils.write_to_shared_memory(space, index, text, memory)
+    assert tuple(texts) == ("x", "second" * 16)
+    with pytest.raises(EnvError, match="does not fit"):
+        utils.write_to_shared_memory(space, 0, "y" * 101, memory)
+    env.close()
