@@ -13,8 +13,8 @@ Sounds come back as 16-bit WAV, which nearly every model reads. What is measured
 
 soundfile, soxr and librosa do the work, PyAV for MP4 and WebM (all in the ``media`` extra). librosa
 compiles when it is first used, and keeps that on disk: the very first picture or pitch on a machine
-takes 10 to 30 s, the first of a process 2 to 5. A server does this before it is ready
-(:func:`warm_up`); elsewhere ``await toolset.warm_up()`` does.
+takes a core for 20 s (30 to 45 where others are busy on it), the first of a process for 3. A server
+does this before it is ready (:func:`warm_up`); elsewhere ``await toolset.warm_up()`` does.
 """
 
 from __future__ import annotations
