@@ -129,8 +129,8 @@ def error_from_json(data: object, failure: type[RelaxError] = RelaxError) -> Rel
     )
     if isinstance(error, ToolError):
         try:
-            error.kind = ToolErrorKind(data.get("kind"))
-        except (ValueError, TypeError):  # no kind, or no text at all
+            error.kind = ToolErrorKind(str(data.get("kind")))
+        except ValueError:  # none, or one that is not known here
             error.kind = ToolErrorKind.CRASHED
     return error
 
