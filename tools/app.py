@@ -29,6 +29,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from relax_agent.errors import ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
@@ -40,8 +41,9 @@ from relax_agent.tools.peers import LOCAL, Forwarding, Peers
 from relax_agent.tools.result import ToolResult
 from relax_agent.tools.service import MAX_REQUEST_BYTES, ServiceLimits, ToolService
 from relax_agent.tools.session_routes import add_session_routes
+from relax_agent.tools.straight import Endpoint, ToolApp
 from relax_agent.tools.toolset import Toolset, refuse
-from relax_agent.tools.web import CallerWaits, json_response, protect, read_body
+from relax_agent.tools.web import CallerWaits, guarded, json_response, protect, read_body
 from relax_agent.tools.wire import (
     CALL_ID,
     DEADLINE,
@@ -102,20 +104,30 @@ def create_tool_app(
             if peers is not None:
                 await peers.close()
 
-    app = FastAPI(title="Relax Agent tools", redoc_url=None, lifespan=lifespan)
+    app = ToolApp(title="Relax Agent tools", redoc_url=None, lifespan=lifespan)
     app.state.service = service
-    for tool in toolset:
-        _add_tool(app, tool, service)
+    endpoints = {f"/tools/{tool.name}": _endpoint(tool, service) for tool in toolset}
+    for tool, (path, endpoint) in zip(toolset, endpoints.items(), strict=True):
+        _add_tool(app, tool, path, endpoint)
     _add_probes(app, service)
     add_session_routes(app, service)
     _add_unknown(app, toolset)
     app.router.routes.append(Route("/mcp", mcp, include_in_schema=False))
     app.openapi = describe_app(app, toolset, has_token=token is not None)  # type: ignore[method-assign]
-    if peers is not None:
-        most = max(map(service.request_limit, toolset), default=MAX_REQUEST_BYTES)
-        app.add_middleware(Forwarding, peers=peers, most_bytes=most)
+    forward = _forwarding(service)
+    app.add_middleware(forward)
     protect(app, token)  # last, which is outermost: nothing is read for those who may not call
+    app.go_straight(endpoints, lambda inner: guarded(forward(inner), token))
     return app
+
+
+def _forwarding(service: ToolService) -> Callable[[ASGIApp], ASGIApp]:
+    """Return what passes requests on to other processes, where there are any."""
+    peers = service.peers
+    if peers is None:
+        return lambda inner: inner
+    most = max(map(service.request_limit, service.toolset), default=MAX_REQUEST_BYTES)
+    return lambda inner: Forwarding(inner, peers, most)
 
 
 def manifest(toolset: Toolset) -> dict[str, Any]:
@@ -161,10 +173,10 @@ class _ToolRoute(APIRoute):
         return self.endpoint
 
 
-def _add_tool(app: FastAPI, tool: Tool[..., Any], service: ToolService) -> None:
+def _add_tool(app: FastAPI, tool: Tool[..., Any], path: str, endpoint: Endpoint) -> None:
     app.router.add_api_route(
-        f"/tools/{tool.name}",
-        _endpoint(tool, service),
+        path,
+        endpoint,
         methods=["POST"],
         name=tool.name,
         operation_id=tool.name,
@@ -176,9 +188,7 @@ def _add_tool(app: FastAPI, tool: Tool[..., Any], service: ToolService) -> None:
     )
 
 
-def _endpoint(
-    tool: Tool[..., Any], service: ToolService
-) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(tool: Tool[..., Any], service: ToolService) -> Endpoint:
     limit = service.request_limit(tool)
 
     async def endpoint(request: Request) -> Response:

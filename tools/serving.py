@@ -23,6 +23,7 @@ from typing import Any
 import uvicorn
 
 from relax_agent.errors import ConfigError
+from relax_agent.tools.one_write import http_class
 
 DRAIN_S = 3
 """Seconds that running calls get after the server was told to stop."""
@@ -148,6 +149,7 @@ def token_from(variable: str | None) -> str | None:
 def config_of(app: object, **options: Any) -> uvicorn.Config:
     """Return uvicorn's settings for an application of this project."""
     settings: dict[str, Any] = {
+        "http": http_class(),
         "log_level": "warning",
         "access_log": False,
         "lifespan": "off",

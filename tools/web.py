@@ -25,10 +25,12 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def protect(app: FastAPI, token: str | None) -> None:
     """Let only those call who may: with the token, or from no foreign web page if there is none."""
-    if token is None:
-        app.add_middleware(NoForeignPages)
-    else:
-        app.add_middleware(BearerToken, token=token)
+    app.add_middleware(lambda inner: guarded(inner, token))
+
+
+def guarded(app: ASGIApp, token: str | None) -> ASGIApp:
+    """Return ``app`` for only those who may call."""
+    return NoForeignPages(app) if token is None else BearerToken(app, token)
 
 
 class BearerToken:
