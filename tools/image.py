@@ -121,7 +121,7 @@ def rotate_image(image: Image, degrees: float) -> Reply:
     from PIL.Image import Resampling, Transpose
 
     picture = open_picture(image)
-    turn = degrees % 360
+    turn = round(degrees % 360, 6) % 360  # a hair less than nothing is 360.0 otherwise
     quarters = [Transpose.ROTATE_270, Transpose.ROTATE_180, Transpose.ROTATE_90]
     if turn == 0:
         turned = picture

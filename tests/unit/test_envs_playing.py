@@ -530,15 +530,15 @@ def test_a_call_in_time_is_not_disturbed_by_the_limits_of_earlier_ones():
 
     async def step(number):
         await asyncio.sleep(0.03)
-        return [], 0.0, number == 6, False, {}
+        return [], 0.0, number == 20, False, {}
 
     async def answer(messages, tools):
         await asyncio.sleep(0.01)
         return "x"
 
-    limits_ = PlayLimits(step_timeout_s=0.1, policy_timeout_s=0.05)
+    limits_ = PlayLimits(step_timeout_s=0.5, policy_timeout_s=0.4)
     record = played(Talk(on_step=step), ScriptedPolicy(answer), limits=limits_)
-    assert (record.status, record.turns) == (EpisodeStatus.COMPLETED, 6)
+    assert (record.status, record.turns) == (EpisodeStatus.COMPLETED, 20)
 
 
 def test_an_environment_that_swallows_its_cancellation_is_left_behind(hurry):
