@@ -68,7 +68,7 @@ class Toolset:
                 continue
             if not callable(item):
                 raise ToolDeclarationError(
-                    f"a {type(item).__name__} is no tool",
+                    f"an object of type {type(item).__name__} is no tool",
                     hint="name functions, its methods (thing.method), or its class",
                 )
             declared = item if isinstance(item, Tool) else Tool(item)
