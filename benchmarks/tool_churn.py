@@ -71,9 +71,7 @@ def _run(pid: int, url: str, folder: Path, seconds: float) -> dict[str, Any]:
     found = _settled(pid, url, folder, before)
     settled = [value for at, value in memory if at > seconds / 3] or [0.0]
     print(f"  {found['opened']:,} sessions, {most} at once, {killed} clients killed")
-    print(
-        f"  server: {settled[0]:.1f} MB after a third, {settled[-1]:.1f} MB at the end"
-    )
+    print(f"  server: {settled[0]:.1f} MB after a third, {settled[-1]:.1f} MB at the end")
     leaks = sum(found[each] for each in ("sessions", "processes", "folders", "descriptors"))
     print(f"  left: {found}")
     return {

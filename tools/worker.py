@@ -74,6 +74,10 @@ class _Worker:
         self._server.end()
         await asyncio.wait({self._task})
         self._stack.close()
+        folder = Path(self._plan.folder)
+        (folder / f"{self._plan.number}.sock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the last one takes the folder along
+            folder.rmdir()
 
 
 def _unix_socket(path: Path) -> socket.socket:
