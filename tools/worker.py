@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -52,7 +53,9 @@ class _Worker:
         own = _unix_socket(folder / f"{plan.number}.sock")
         ready = asyncio.Event()
         self._server = ToolServer(app, ready.set, plan.drain_s)
-        self._task = asyncio.get_running_loop().create_task(self._server._serve([listener, own]))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._server.end)  # also when the parent was killed
+        self._task = loop.create_task(self._server._serve([listener, own]))
         self._task.add_done_callback(lambda _: ready.set())
         await ready.wait()
         if self._task.done():
