@@ -51,7 +51,7 @@ class Sums(ToolEnv):
     tasks = TaskSet([Task("sum", "2 + 3?", "5")])
     max_turns = 10**9
 
-    def score(self, task: Task, transcript: Any) -> float:
+    async def score(self, task: Task, transcript: Any) -> float:
         """Compare."""
         return float(transcript.answer == task.answer)
 

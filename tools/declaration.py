@@ -29,7 +29,7 @@ from relax_agent.tools.context import seconds_left
 from relax_agent.tools.docstrings import describe
 from relax_agent.tools.limits import MAX_THREADS, Places, ToolLimits
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.running import Late, reason_of, start, within
+from relax_agent.tools.running import Late, reason_of, run_within, start, within
 from relax_agent.tools.schema import Arguments, arguments_of
 
 __all__ = ["Owner", "Tool", "ToolLimits", "tool"]
@@ -244,9 +244,8 @@ class Tool(Generic[P, R]):
         if owner is not None:
             return await within(self._owned(values, owner, give_back), seconds)
         if self._async:
-            task: asyncio.Task[Any] = start(partial(self.function, **values))  # type: ignore[arg-type]
-            task.add_done_callback(lambda _: give_back())
-            return await within(task, seconds)
+            call = partial(self.function, **values)
+            return await run_within(call, seconds, give_back)  # type: ignore[arg-type]
         if not self.inline:
             # The place is given back when the thread has really ended, not when we stop waiting.
             try:
