@@ -40,7 +40,7 @@ venv: $(VENV)/.stamp typing  ## create .venv with everything that training on a 
 
 # torch comes through the constraints file: a loose one pulls gigabytes of CUDA with it.
 $(VENV)/.stamp: pyproject.toml constraints.txt
-	@echo "installing into $(VENV): a few minutes, 1.5 GB"
+	@echo "installing into $(VENV): a few minutes, 2.5 GB"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,envs,media,mcp,dev]'
 	@touch $@
