@@ -39,7 +39,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from relax_agent.envs.core import Env, Info, StepResult
-from relax_agent.envs.rewards.calling import Late, call_within, number, words_of
+from relax_agent.envs.rewards.calling import MAX_WORDS, Late, call_within, number
 from relax_agent.envs.rewards.rubric import Rubric
 from relax_agent.envs.tasks import Task, TaskSet
 from relax_agent.envs.transcript import Score, Transcript
@@ -49,6 +49,7 @@ from relax_agent.errors import (
     InvalidAction,
     ResetNeeded,
     ToolErrorKind,
+    one_line,
 )
 from relax_agent.messages import AssistantMessage, Message, Observation, ToolCall, system, user
 from relax_agent.references import conversation
@@ -354,7 +355,7 @@ class ToolEnv(Env):
         try:
             await self._hook("teardown")
         except Exception as error:
-            logger.warning("%s.teardown(): %s", type(self).__name__, words_of(error))
+            logger.warning("%s.teardown(): %s", type(self).__name__, one_line(error, MAX_WORDS))
 
     async def _score_step(self, rubric: Rubric, info: Info) -> float:
         score = await rubric.score_step(self._task(), self.transcript)

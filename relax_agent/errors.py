@@ -256,8 +256,13 @@ class Interrupted(RelaxError):
         self.exit_code = 128 + signum
 
 
-def one_line(error: BaseException, limit: int = 500) -> str:
-    """Tell an exception in one line: the one inside a group of one, and one that cannot be told."""
+def one_line(error: BaseException, limit: int | None = 500) -> str:
+    """Tell an exception in one line: the one inside a group of one, and one that cannot be told.
+
+    Args:
+        error: The exception.
+        limit: Most characters; None does not cut.
+    """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     try:
@@ -265,7 +270,7 @@ def one_line(error: BaseException, limit: int = 500) -> str:
     except Exception:
         words = "(no message)"
     told = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return told if len(told) <= limit else f"{told[: limit - 1]}…"
+    return told if limit is None or len(told) <= limit else f"{told[: limit - 1]}…"
 
 
 _HOME = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from relax_agent import errors
-from relax_agent.errors import RelaxError, ToolError, ToolErrorKind
+from relax_agent.errors import RelaxError, ToolError, ToolErrorKind, one_line
 
 Header: TypeAlias = dict[str, Any]
 
@@ -106,7 +106,7 @@ def _check_size(what: str, size: int, limit: int) -> None:
 def error_to_json(error: BaseException) -> Header:
     """Return an error as plain data."""
     if not isinstance(error, RelaxError):
-        return {"type": type(error).__name__, "message": describe(error)}
+        return {"type": type(error).__name__, "message": one_line(error, None)}
     data: Header = {"type": type(error).__name__, "message": error.message}
     if error.hint is not None:
         data["hint"] = error.hint
@@ -133,12 +133,3 @@ def error_from_json(data: object, failure: type[RelaxError] = RelaxError) -> Rel
         except ValueError:  # none, or one that is not known here
             error.kind = ToolErrorKind.CRASHED
     return error
-
-
-def describe(error: BaseException) -> str:
-    """Tell an exception in one line, even if it cannot tell itself."""
-    try:
-        words = " ".join(str(error).split())
-    except Exception:
-        words = "(no message)"
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -22,14 +22,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from relax_agent.errors import MediaError, ToolDeclarationError, ToolError, ToolErrorKind
+from relax_agent.errors import MediaError, ToolDeclarationError, ToolError, ToolErrorKind, one_line
 from relax_agent.limits import STOPS
 from relax_agent.threads import THREADS
 from relax_agent.tools.context import seconds_left
 from relax_agent.tools.docstrings import describe
 from relax_agent.tools.limits import MAX_THREADS, Places, ToolLimits
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.running import Late, reason_of, run_within, start, within
+from relax_agent.tools.running import Late, run_within, start, within
 from relax_agent.tools.schema import Arguments, arguments_of
 
 __all__ = ["Owner", "Tool", "ToolLimits", "tool"]
@@ -211,7 +211,7 @@ class Tool(Generic[P, R]):
         except STOPS:
             raise
         except BaseException as error:  # also what is no Exception, as libraries in Rust raise it
-            raise ToolError(f"failed with {reason_of(error)}") from error
+            raise ToolError(f"failed with {one_line(error)}") from error
 
     async def _take(self, owner: Owner | None) -> Callable[[], None]:
         """Wait for the owner, then for a place; the time for both is one."""

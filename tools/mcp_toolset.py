@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relax_agent.closing import Closing
-from relax_agent.errors import ConfigError, MissingExtraError, ToolErrorKind
+from relax_agent.errors import ConfigError, MissingExtraError, ToolErrorKind, one_line
 from relax_agent.messages import ToolCall
 from relax_agent.references import read_media
 from relax_agent.tools.context import seconds_left
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.running import reason_of
 from relax_agent.tools.toolset import refuse
 from relax_agent.tools.trace import SINKS, tell
 from relax_agent.tools.types import takes_media
@@ -100,7 +99,7 @@ class McpToolset(Closing):
         except Exception as error:
             if ready.done():
                 return
-            told, hint = reason_of(_first(error)), "a command must speak MCP on standard output"
+            told, hint = one_line(_first(error)), "a command must speak MCP on standard output"
             if self.target.startswith("http"):
                 hint = "is it the whole address, and does it need token=…?"
             words = f"no MCP server answers at {self.target}: {told}"
@@ -153,9 +152,9 @@ class McpToolset(Closing):
             kind = _KINDS.get(error.code, ToolErrorKind.CRASHED)
             return _failure(call, kind, " ".join(str(error).split())[:500])
         except (ValueError, TypeError) as error:  # no JSON, or an answer that breaks the protocol
-            return _failure(call, ToolErrorKind.INVALID_ARGUMENTS, reason_of(error))
+            return _failure(call, ToolErrorKind.INVALID_ARGUMENTS, one_line(error))
         except Exception as error:
-            words = f"the MCP server cannot be reached ({reason_of(_first(error))})"
+            words = f"the MCP server cannot be reached ({one_line(_first(error))})"
             return _failure(call, ToolErrorKind.UNAVAILABLE, words)
 
     async def close(self) -> None:

@@ -11,14 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from relax_agent.errors import ToolError
+from relax_agent.errors import ToolError, one_line
 
 T = TypeVar("T")
 
 GRACE_S = 1.0
 """Seconds that a cancelled tool has to clean up before it is left behind."""
-_MAX_REASON = 500
-"""Characters of a crash's reason that the model gets to see."""
 
 
 class Late(Exception):
@@ -122,7 +120,7 @@ async def _hand_over(
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except SystemExit as left:  # must not end the event loop
-        error = ToolError(f"failed with {reason_of(left)}")
+        error = ToolError(f"failed with {one_line(left)}")
     except BaseException as raised:
         error = raised
     else:
@@ -168,13 +166,4 @@ async def _contained(call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await call()
     except SystemExit as error:
-        raise ToolError(f"failed with {reason_of(error)}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """Tell an exception in one line, even if it cannot tell itself."""
-    try:
-        words = " ".join(str(error).split())
-    except Exception:
-        words = "(no message)"
-    return f"{type(error).__name__}: {words[:_MAX_REASON]}"
+        raise ToolError(f"failed with {one_line(error)}") from error

@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relax_agent.closing import Closing
-from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
+from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind, one_line
 from relax_agent.limits import Overrun, TimeBudget, bounded
 from relax_agent.messages import ToolCall
 from relax_agent.threads import THREADS
@@ -38,7 +38,7 @@ from relax_agent.tools.context import call_context
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.limits import acquire
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.running import GRACE_S, give_up, reason_of
+from relax_agent.tools.running import GRACE_S, give_up
 
 if TYPE_CHECKING:
     from relax_agent.tools.toolset import Toolset
@@ -108,7 +108,7 @@ class SessionClass:
         except Overrun:
             return f"{self.cls.__name__}.close() took over {CLOSE_S:g} s"
         except Exception as error:
-            return f"{self.cls.__name__}.close(): {reason_of(error)}"
+            return f"{self.cls.__name__}.close(): {one_line(error)}"
         return None
 
 
@@ -177,7 +177,7 @@ class Instance:
                 raise
             except Exception as error:
                 name = self._home.cls.__name__
-                raise ToolError(f"{name} could not be opened: {reason_of(error)}") from error
+                raise ToolError(f"{name} could not be opened: {one_line(error)}") from error
             if self.closed:
                 await self._home.unmake(made)
                 raise _over()

@@ -14,12 +14,11 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
+from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind, one_line
 from relax_agent.messages import ToolCall
 from relax_agent.threads import THREADS
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.running import reason_of
 from relax_agent.tools.sessions import Instance, SessionClass, ToolSession, is_session_class
 from relax_agent.tools.trace import SINKS, Place, tell
 
@@ -182,7 +181,7 @@ async def _warm_up(hook: Callable[[], Any], name: str) -> None:
         if inspect.isawaitable(value):
             await value
     except Exception as error:
-        raise ToolError(f"the warm-up of {name} failed with {reason_of(error)}") from error
+        raise ToolError(f"the warm-up of {name} failed with {one_line(error)}") from error
 
 
 def refuse(call: ToolCall, names: Collection[str]) -> ToolResult | None:

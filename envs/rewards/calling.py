@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from relax_agent.errors import ConfigError, EnvError, MissingExtraError
+from relax_agent.errors import ConfigError, EnvError, MissingExtraError, one_line
 from relax_agent.limits import STOPS
 from relax_agent.threads import THREADS
 
@@ -26,7 +26,8 @@ GRACE_S = 1.0
 """Seconds that a cancelled task has to end before it is left behind."""
 FATAL = (ConfigError, EnvError, MissingExtraError)
 """Errors that say that the episode cannot be judged at all; never scored, always raised."""
-_MAX_WORDS = 300
+MAX_WORDS = 300
+"""Characters of a failure's reason."""
 
 
 class Late(Exception):
@@ -76,7 +77,7 @@ async def _outcome(call: Awaitable[T], deadline: float | None) -> T:
     except (Exception, *STOPS):
         raise
     except BaseException as error:
-        raise RuntimeError(words_of(error)) from error
+        raise RuntimeError(one_line(error, MAX_WORDS)) from error
 
 
 async def _give_up(task: asyncio.Future[Any]) -> None:
@@ -104,15 +105,6 @@ def number(value: Any) -> float:
     if not math.isfinite(plain):
         raise ValueError(f"it returned {plain}")
     return plain
-
-
-def words_of(error: BaseException) -> str:
-    """Tell an exception in one line, even if it cannot tell itself."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "(no message)"
-    return f"{type(error).__name__}: {text[:_MAX_WORDS]}"
 
 
 def _brief(value: Any) -> str:

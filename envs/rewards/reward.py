@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from relax_agent.envs.rewards.calling import FATAL, Late, call_within, number, words_of
+from relax_agent.envs.rewards.calling import FATAL, MAX_WORDS, Late, call_within, number
 from relax_agent.envs.rewards.workers import call_in_process, named_target
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.transcript import Score, Transcript
-from relax_agent.errors import ConfigError, EnvError
+from relax_agent.errors import ConfigError, EnvError, one_line
 from relax_agent.importing import import_named
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class Measure:
         if isinstance(error, FATAL):
             raise error
         limit = "" if self._limit_s is None else f" within {self._limit_s:g} s"
-        words = f"no value{limit}" if isinstance(error, Late) else words_of(error)
+        words = f"no value{limit}" if isinstance(error, Late) else one_line(error, MAX_WORDS)
         if self.on_failure == "raise":
             raise EnvError(f"reward {self.name}: {words}") from error
         self.failures += 1

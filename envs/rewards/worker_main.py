@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from relax_agent.envs.rewards.calling import FATAL, number, words_of
+from relax_agent.envs.rewards.calling import FATAL, MAX_WORDS, number
 from relax_agent.envs.rewards.large import put_back
 from relax_agent.envs.tasks import Task
 from relax_agent.envs.transcript import Score, Transcript
-from relax_agent.errors import ConfigError
+from relax_agent.errors import ConfigError, one_line
 from relax_agent.importing import import_named
 from relax_agent.links import serve_link
 from relax_agent.messages import from_record
@@ -46,7 +46,7 @@ def main(target: str, memory_bytes: int) -> None:
             raise
         except (Exception, SystemExit) as error:
             retire = isinstance(error, MemoryError)
-            return {"failed": words_of(error), "retire": retire}, []
+            return {"failed": one_line(error, MAX_WORDS), "retire": retire}, []
         return {"value": value}, []
 
     serve_link(handle, setup=setup)

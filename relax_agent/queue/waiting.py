@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from relax_agent.errors import NoData, ProducerFailed, QueueError, StorageError
+from relax_agent.errors import NoData, ProducerFailed, QueueError, StorageError, one_line
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Waiters:
             raise QueueError("the queue is closed")
         if self._failure is not None:
             cause = first_cause(self._failure)
-            raise ProducerFailed(f"rollout has failed: {one_line(cause)}") from cause
+            raise ProducerFailed(f"rollout has failed: {one_line(cause, None)}") from cause
 
     async def until(
         self,
@@ -101,8 +101,3 @@ def first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def one_line(error: BaseException) -> str:
-    """Return class and words of an error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

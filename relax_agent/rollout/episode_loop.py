@@ -30,7 +30,7 @@ from typing import Any, Literal
 from relax_agent.engines.protocol import GenerateRequest, GenerateResult, SamplingParams
 from relax_agent.envs import Env
 from relax_agent.episode import Episode, EpisodeStatus, Turn
-from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line
+from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line, one_line
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
 from relax_agent.rendering import Renderer
 from relax_agent.rollout.expert import ExpertSource
@@ -116,9 +116,9 @@ async def run_episode(
     except RenderError as error:
         status, detail = EpisodeStatus.ENV_FAILURE, f"what the env said: {error}"
     except EngineError as error:
-        status, detail = EpisodeStatus.ENGINE_FAILURE, _words(error)
+        status, detail = EpisodeStatus.ENGINE_FAILURE, one_line(error, None)
     except BaseException as error:
-        episode.finish(EpisodeStatus.CANCELLED, _words(error))
+        episode.finish(EpisodeStatus.CANCELLED, one_line(error, None))
         raise
     episode.finish(status, detail)
     return episode
@@ -229,7 +229,7 @@ class _Loop:
             words = f"no answer within {self._limits.env_timeout_s:g} s"
             raise _EnvFailed(name, None, words) from None
         except Exception as error:
-            raise _EnvFailed(name, error, _words(error) + at_line(error)) from error
+            raise _EnvFailed(name, error, one_line(error, None) + at_line(error)) from error
 
     def _observe(self, observation: list[Message] | Rewrite, turn: Turn) -> None:
         if isinstance(observation, Rewrite):
@@ -342,7 +342,9 @@ def _blamed(call: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _EnvFailed(call, error, f"its answer cannot be used: {_words(error)}") from error
+        raise _EnvFailed(
+            call, error, f"its answer cannot be used: {one_line(error, None)}"
+        ) from error
 
 
 def _require_messages(observation: object) -> None:
@@ -359,7 +361,3 @@ def _finite(number: float, what: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{what} is {value}")
     return value
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -16,6 +16,7 @@ from typing import Any
 
 from relax_agent.envs import Env, SyncEnv, Transcript
 from relax_agent.episode import Episode, Group
+from relax_agent.errors import one_line
 from relax_agent.rollout.env_pool import EnvPool
 from relax_agent.rollout.limits import Overrun, TimeBudget, bounded
 
@@ -90,4 +91,4 @@ def _checked(given: Sequence[Any], count: int) -> list[float]:
 def _words(error: Exception, timeout_s: float) -> str:
     if isinstance(error, Overrun):
         return f"no answer within {timeout_s:g} s"
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return one_line(error, None)
