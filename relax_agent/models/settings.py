@@ -13,8 +13,9 @@ class TinySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["qwen3_moe", "qwen3"] = "qwen3_moe"
-    """The architecture: mixture of experts, or dense."""
+    kind: Literal["qwen3_moe", "qwen3", "qwen3_vl", "qwen3_omni"] = "qwen3_moe"
+    """The architecture: mixture of experts, dense, dense that sees pictures and films, or the
+    thinker of Qwen3-Omni: a mixture of experts that sees and hears."""
     seed: int = 0
     """Fixes the initial weights."""
     hidden: int = Field(64, ge=8, multiple_of=8)
@@ -28,9 +29,9 @@ class TinySettings(BaseModel):
     head_dim: int = Field(32, ge=8, multiple_of=8)
     """Width of one head."""
     experts: int = Field(8, ge=2)
-    """Experts per layer (``qwen3_moe`` only)."""
+    """Experts per layer (``qwen3_moe`` and ``qwen3_omni``)."""
     top_k: int = Field(2, ge=1)
-    """Experts that see each token (``qwen3_moe`` only)."""
+    """Experts that see each token (``qwen3_moe`` and ``qwen3_omni``)."""
     expert_hidden: int = Field(128, ge=8, multiple_of=8)
     """Inner width of one expert; a dense layer is ``top_k`` times as wide."""
     vocab: int = Field(1024, ge=320)
@@ -44,7 +45,7 @@ class TinySettings(BaseModel):
     def _shapes_fit(self) -> TinySettings:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        if self.kind == "qwen3_moe" and self.top_k > self.experts:
+        if self.kind in ("qwen3_moe", "qwen3_omni") and self.top_k > self.experts:
             raise ValueError(f"top_k {self.top_k} is more than experts {self.experts}")
         return self
 

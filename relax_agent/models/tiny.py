@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relax_agent.errors import ConfigError, StorageError
+from relax_agent.models import tiny_media
 from relax_agent.models.settings import ModelSettings, TinySettings
 from relax_agent.models.tokenizer import build_tokenizer, chat_template
 
@@ -52,7 +53,7 @@ def create_tiny_model(folder: Path, settings: TinySettings, texts: Sequence[str]
     """Write a tiny model and its tokenizer to ``folder``, whole or not at all."""
     from safetensors import SafetensorError
 
-    tokenizer = build_tokenizer(texts, settings.vocab)
+    tokenizer = build_tokenizer(texts, settings.vocab, audio=settings.kind == "qwen3_omni")
     model = build_model(settings, tokenizer)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,8 @@ def create_tiny_model(folder: Path, settings: TinySettings, texts: Sequence[str]
         try:
             _save_quietly(model, temporary)
             tokenizer.save_pretrained(temporary)
+            if settings.kind in tiny_media.KINDS:
+                tiny_media.save_processor(temporary, settings)
             _move_into_place(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -75,6 +78,10 @@ def build_model(settings: TinySettings, tokenizer: PreTrainedTokenizerFast) -> P
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     common = _common_config(settings, tokenizer)
+    if settings.kind in tiny_media.KINDS:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            return tiny_media.build(settings, common, tokenizer).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         if settings.kind == "qwen3":

@@ -39,6 +39,9 @@ SPECIAL_TOKENS = (
 )
 """Qwen3's special tokens: decoders may skip them."""
 
+AUDIO_TOKENS = ("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>")
+"""Special tokens that models which hear have besides."""
+
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -76,22 +79,26 @@ def chat_texts(
     return texts
 
 
-def build_tokenizer(texts: Iterable[str], vocab: int = 1024) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    texts: Iterable[str], vocab: int = 1024, *, audio: bool = False
+) -> PreTrainedTokenizerFast:
     """Train a tokenizer on rendered conversations. Equal texts give an equal tokenizer.
 
     Args:
         texts: Conversations as text, special tokens spelled out (see :func:`chat_texts`).
         vocab: Most tokens it may have, special ones included.
+        audio: Whether the tokens of models that hear are among them.
     """
     from transformers import PreTrainedTokenizerFast
 
     pieces = _pieces(texts)
+    special = SPECIAL_TOKENS + (AUDIO_TOKENS if audio else ())
     if not pieces:
         raise ConfigError("a tokenizer needs texts to be trained on", hint="give conversations")
-    added = len(SPECIAL_TOKENS) + len(MARKUP_TOKENS)
+    added = len(special) + len(MARKUP_TOKENS)
     core = _train(pieces, vocab - added)
     core = _train(pieces, core.get_vocab_size() - (core.get_vocab_size() + added) % _MULTIPLE)
-    _add_tokens(core)
+    _add_tokens(core, special)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token="<|im_end|>",
@@ -105,7 +112,7 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024) -> PreTrainedTokeni
 
 def _pieces(texts: Iterable[str]) -> list[str]:
     """Cut texts at special tokens: merges never reach across one."""
-    cut = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + MARKUP_TOKENS)))
+    cut = re.compile("|".join(map(re.escape, SPECIAL_TOKENS + AUDIO_TOKENS + MARKUP_TOKENS)))
     return [piece for text in texts for piece in cut.split(text) if piece]
 
 
@@ -131,11 +138,11 @@ def _train(pieces: list[str], size: int) -> Tokenizer:
     return tokenizer
 
 
-def _add_tokens(tokenizer: Tokenizer) -> None:
+def _add_tokens(tokenizer: Tokenizer, special: Sequence[str]) -> None:
     from tokenizers import AddedToken
 
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+        [AddedToken(token, special=True, normalized=False) for token in special]
     )
     tokenizer.add_tokens(
         [AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS]
