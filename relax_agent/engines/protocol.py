@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relax_agent.errors import ConfigError
+from relax_agent.media import Media
 
 Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 """Expert ids ``[positions, layers, top_k]``; one byte each for up to 256 experts, else two."""
@@ -78,6 +79,9 @@ class GenerateRequest:
     """Whether to return routed experts (mixture-of-experts models only)."""
     routes_start: int = 0
     """First position whose route is returned; what came before is known from earlier turns."""
+    media: Sequence[Media] = ()
+    """All media of the prompt, in its order and in every request: an engine keeps none. Their
+    placeholders stand in ``input_ids`` already."""
 
 
 @dataclass(frozen=True, slots=True)

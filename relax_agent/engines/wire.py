@@ -20,6 +20,9 @@ import numpy as np
 
 from relax_agent.engines.protocol import FinishReason, GenerateRequest, GenerateResult, Routes
 from relax_agent.errors import EngineError, MissingLogprobs
+from relax_agent.messages import Audio, Image, Video
+
+_MEDIA_FIELDS = {Image: "image_data", Audio: "audio_data", Video: "video_data"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ def encode_request(request: GenerateRequest, cache_key: str | None = None) -> di
     }
     if cache_key is not None:
         body["extra_key"] = cache_key
+    for medium in request.media:
+        body.setdefault(_MEDIA_FIELDS[type(medium)], []).append(medium.data_url())
     if request.return_routes:
         body |= {"return_routed_experts": True, "routed_experts_start_len": request.routes_start}
     return body

@@ -5,6 +5,7 @@ all running requests together (:mod:`.scheduler`). Start it with
 ``python -m relax_agent.engines.embedded --model-path FOLDER``.
 
     requests.py    JSON in, checked; JSON out
+    media.py       pictures, sounds and films of a prompt: found, decoded, counted
     prefix.py      the radix tree of known prefixes (ids only)
     kv.py          key-value slots of running requests; the pool behind the radix tree
     attention.py   one forward over rows of different length, without padding the model

@@ -104,13 +104,14 @@ def build_server(settings: EmbeddedSettings, on_death: Any = lambda: None) -> An
     from relax_agent.engines.embedded.scheduler import Scheduler
     from relax_agent.engines.embedded.server import EngineServer
     from relax_agent.engines.embedded.weights import checkpoint_shapes
+    from relax_agent.models.media_model import media_model
 
     torch.set_num_threads(settings.threads)
     model = load_model(settings.model_path, settings.dtype)
     shapes = checkpoint_shapes(settings.model_path)
     context = settings.context_length or model.config.get_text_config().max_position_embeddings
     total = settings.max_total_tokens or max(context, _MAX_DEFAULT_TOKENS)
-    runner = ModelRunner(model, total)
+    runner = ModelRunner(model, total, media_model(model, settings.model_path))
     limits = Limits(context, total, runner.vocabulary, stop_tokens(model))
     batch = Batch(
         runner,

@@ -82,7 +82,9 @@ class Batch:
             return
         full = [at for at, row in enumerate(rows) if row.needs_prompt_logprobs]
         new = [row.pending() for row in rows]
-        logits, prompt_logits = self.runner.forward(new, [row.length for row in rows], full)
+        media = [row.job.prompt for row in rows]
+        lengths = [row.length for row in rows]
+        logits, prompt_logits = self.runner.forward(new, lengths, full, media)
         for row, fresh in zip(rows, new, strict=True):
             row.length += len(fresh)
         for at, values in zip(full, prompt_logits, strict=True):
@@ -160,7 +162,7 @@ class Batch:
 
     def _lookup(self, sequence: Sequence) -> Indices:
         """Find the cached part; at least one token is left to read, for its logits."""
-        return self.tree.match(() if sequence.needs_prompt_logprobs else sequence.tokens[:-1])
+        return self.tree.match(() if sequence.needs_prompt_logprobs else sequence.keys[:-1])
 
     def _place(self, admitted: list[tuple[Sequence, Indices]], longest: int) -> None:
         """Give rows: those with one token to read come first, as the forward wants them."""
@@ -199,7 +201,7 @@ class Batch:
     def _sample(self, logits: torch.Tensor) -> None:
         rows = self.running
         if self._sampler is None:
-            self._sampler = Sampler([row.job.sampling for row in rows])
+            self._sampler = Sampler([row.job.sampling for row in rows], self.runner.suppressed)
         counters = [len(row.output_ids) for row in rows]
         tokens, logprobs = self._sampler.sample(logits, counters)
         ended = [
@@ -257,6 +259,6 @@ class Batch:
         row = self.running[at]
         if row.epoch != self.epoch:
             return
-        start, indices = self.tree.insert(row.tokens[: row.length])
+        start, indices = self.tree.insert(row.keys[: row.length])
         if len(indices):
             self.runner.slots.store(at, start, self._pool, indices)

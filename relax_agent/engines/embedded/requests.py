@@ -8,16 +8,20 @@ effect: whoever asks for more must learn that it would not happen.
 from __future__ import annotations
 
 import base64
+import binascii
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from relax_agent.engines.embedded.media import PromptMedia
 from relax_agent.engines.embedded.sampling import Sampling
 from relax_agent.errors import EngineRejected
+from relax_agent.media import Kind, Media, mime_of
+from relax_agent.messages import Audio, Image, Video
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
@@ -55,7 +59,12 @@ _DONE = frozenset(
         "min_new_tokens",
     }
 )
-_REFUSED = ("text", "input_embeds", "image_data", "video_data", "audio_data", "lora_path")
+_REFUSED = ("text", "input_embeds", "lora_path")
+_MEDIA: dict[Kind, type[Image] | type[Audio] | type[Video]] = {
+    "image": Image,
+    "audio": Audio,
+    "video": Video,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,10 @@ class Job:
     """Whether the prompt's log-probs are wanted, at temperature 1 and without bias."""
     return_routes: bool
     routes_start: int
+    media: Mapping[Kind, list[Media]] = field(default_factory=dict)
+    """The media of each kind, in the order of the prompt."""
+    prompt: PromptMedia | None = None
+    """The same, decoded and in their places; None for text alone."""
 
 
 def parse_generate(body: Any, limits: Limits, default_seed: int) -> Job:
@@ -120,7 +133,33 @@ def parse_generate(body: Any, limits: Limits, default_seed: int) -> Job:
         prompt_logprobs=return_logprob and start == 0,
         return_routes=bool(body.get("return_routed_experts")),
         routes_start=_integer("routed_experts_start_len", body.get("routed_experts_start_len", 0)),
+        media=_media(body),
     )
+
+
+def _media(body: Mapping[str, Any]) -> dict[Kind, list[Media]]:
+    found: dict[Kind, list[Media]] = {}
+    for kind in _MEDIA:
+        value = body.get(f"{kind}_data")
+        items = value if isinstance(value, list) else [] if value in (None, "") else [value]
+        if items:
+            found[kind] = [_medium(kind, item) for item in items]
+    return found
+
+
+def _medium(kind: Kind, item: Any) -> Media:
+    """Read a data URL or bare base64; this engine opens no file and fetches nothing."""
+    text = item if isinstance(item, str) else ""
+    head, comma, rest = text.partition(",")
+    inline = head.startswith("data:") and head.endswith(";base64")
+    try:
+        data = base64.b64decode(rest if comma else text, validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if not data or (comma and not inline):
+        raise EngineRejected(f"{kind}_data: each item must be base64 or a base64 data URL")
+    mime = (head[5:-7] if inline else "") or mime_of(data, kind) or f"{kind}/unknown"
+    return _MEDIA[kind](data, mime)
 
 
 def _rid(rid: Any) -> str:

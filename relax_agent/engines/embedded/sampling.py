@@ -5,7 +5,7 @@ has sampled. A token is the inverse of the cumulative distribution at that numbe
 request samples does not depend on who else is in the batch, and a retracted request goes on
 exactly where it was. Log-probs are those of the distribution that is sampled from: after logit
 bias and temperature. Temperature 0 takes the most likely token and reports the log-prob of
-temperature 1.
+temperature 1. Tokens that stand for media are never sampled: a policy can make none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,14 @@ def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 class Sampler:
     """Samples for a fixed list of rows; made anew when the list changes."""
 
-    def __init__(self, rows: Sequence[Sampling]) -> None:
+    def __init__(self, rows: Sequence[Sampling], suppressed: Tensor | None = None) -> None:
+        """Prepare.
+
+        Args:
+            rows: How each row samples.
+            suppressed: ``[ids]``: tokens that no row ever samples.
+        """
+        self._suppressed = suppressed
         temperature = np.array([row.temperature for row in rows], dtype=np.float32)
         greedy = temperature == 0
         self._greedy = torch.from_numpy(greedy)
@@ -82,6 +89,8 @@ class Sampler:
 
     def logprobs(self, logits: Tensor, counters: Sequence[int]) -> Tensor:
         """Return the log of the sampled distribution, ``[rows, vocabulary]``."""
+        if self._suppressed is not None:
+            logits.index_fill_(1, self._suppressed, -torch.inf)
         if self._bias is not None:
             rows, tokens, values = self._bias
             logits.index_put_((rows, tokens), values, accumulate=True)

@@ -80,6 +80,8 @@ class Sequence:
         self.done.set_running_or_notify_cancel()  # an answer always comes
         self.tokens = list(job.input_ids)
         """Prompt and output."""
+        self.keys = self.tokens if job.prompt is None else list(job.prompt.keys)
+        """The same as the prefix cache knows it: media by their content."""
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
         self.length = 0
@@ -138,8 +140,8 @@ class Sequence:
         stop = known + _WORTH_WAITING
         if stop >= len(self.tokens) or self.needs_prompt_logprobs:
             return False
-        return self.tokens[known:stop] == other.tokens[known:stop] and (
-            self.tokens[:known] == other.tokens[:known]
+        return self.keys[known:stop] == other.keys[known:stop] and (
+            self.keys[:known] == other.keys[:known]
         )
 
     def take_prompt_logprobs(self, logits: torch.Tensor) -> None:
@@ -163,6 +165,8 @@ class Sequence:
         self.output_ids.append(token)
         self.logprobs.append(logprob)
         self.tokens.append(token)
+        if self.keys is not self.tokens:
+            self.keys.append(token)
         if token in sampling.stop_token_ids:
             self.finish_reason = {"type": "stop", "matched": token}
         elif len(self.output_ids) >= sampling.max_new_tokens:

@@ -14,18 +14,23 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from relax_agent.engines.embedded.requests import Limits, parse_generate
+from relax_agent.engines.embedded.media import prepare_prompt
+from relax_agent.engines.embedded.requests import Job, Limits, parse_generate
 from relax_agent.engines.embedded.scheduler import Scheduler
 from relax_agent.engines.embedded.settings import EmbeddedSettings
 from relax_agent.errors import EngineError, EngineRejected, EngineUnavailable
+from relax_agent.media import in_thread
 
 _MAX_BODY = 1 << 36
 _HEALTH_S = 5.0
+_DECODE_S = 120.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -102,13 +107,25 @@ class EngineServer:
         job = parse_generate(body, self.limits, self._seeds.getrandbits(63))
         if not self.scheduler.alive:
             raise EngineUnavailable("the engine's scheduler has ended")
-        sequence = self.scheduler.submit(job)
+        sequence = self.scheduler.submit(await self._with_media(job))
         try:
             outcome = await asyncio.wrap_future(sequence.done)
         except asyncio.CancelledError:
             self.scheduler.cancel(sequence)
             raise
         return _answer(outcome.to_json())
+
+    async def _with_media(self, job: Job) -> Job:
+        """Decode the media of a request in a thread, and check them against its placeholders."""
+        media = self.scheduler.batch.runner.media
+        if media is None:
+            if job.media:
+                raise EngineRejected(f"this model takes no {' and no '.join(job.media)}")
+            return job
+        if not job.media:
+            return replace(job, prompt=prepare_prompt(media.processor, job.input_ids, {}))
+        prepare = partial(prepare_prompt, media.processor, job.input_ids, job.media)
+        return replace(job, prompt=await in_thread(prepare, timeout_s=_DECODE_S))
 
     async def pause_generation(self, request: web.Request) -> web.Response:
         """Stop decoding; ``mode`` says what becomes of running requests."""
@@ -203,6 +220,7 @@ class EngineServer:
     async def model_info(self, request: web.Request) -> web.Response:
         """Tell what is served."""
         runner = self.scheduler.batch.runner
+        kinds = () if runner.media is None else runner.media.processor.placeholder_ids
         return _answer(
             {
                 "model_path": str(self.settings.model_path),
@@ -210,8 +228,8 @@ class EngineServer:
                 "weight_version": self.scheduler.version,
                 "model_type": runner.config.model_type,
                 "architectures": runner.model.config.architectures,
-                "has_image_understanding": False,
-                "has_audio_understanding": False,
+                "has_image_understanding": "image" in kinds,
+                "has_audio_understanding": "audio" in kinds,
             }
         )
 
