@@ -14,6 +14,7 @@ from relax_agent.envs import Env
 from relax_agent.episode import Episode, EpisodeStatus, Group
 from relax_agent.errors import EngineUnavailable
 from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant, parts, user
+from relax_agent.rendering import Rendered
 from relax_agent.rollout import EnvPool, EpisodeLimits, EpisodeOptions, EpisodeRunner
 from relax_agent.tools import Toolset
 
@@ -110,11 +111,11 @@ class FakeRenderer:
         ids = []
         for message in messages:
             ids += [*self._encode(message), STOP, 10]
-        return [*ids, GENERATE]
+        return Rendered([*ids, GENERATE])
 
-    def extend(self, sampled_ids, new_messages, tools):
+    def extend(self, sampled_ids, new_messages, tools, history=()):
         cut = [] if sampled_ids and sampled_ids[-1] == STOP else [STOP]
-        return [*cut, 10, *self.start(new_messages, tools)]
+        return Rendered([*cut, 10, *self.start(new_messages, tools).ids])
 
     def parse(self, output_ids, tools):
         text = "".join(chr(i) for i in output_ids if i != STOP)

@@ -14,16 +14,14 @@ from relax_agent.rendering.parsers import (
     fold,
     tool_parser,
 )
-from relax_agent.rendering.renderer import (
-    PackageRenderer,
-    Renderer,
-    load_renderer,
-    normalise_tools,
-)
+from relax_agent.rendering.rendered import Medium, Rendered, Renderer, normalise_tools
+from relax_agent.rendering.renderer import PackageRenderer, load_renderer
 from relax_agent.rendering.settings import RendererSettings
 
 __all__ = [
     "PackageRenderer",
+    "Medium",
+    "Rendered",
     "Renderer",
     "RendererSettings",
     "load_renderer",

@@ -15,11 +15,10 @@ The formats themselves come from the ``renderers`` package. This module adds wha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from relax_agent.errors import ConfigError, MissingExtraError, RenderError
 from relax_agent.messages import AssistantMessage, Message, ToolCall, parts, to_openai, user
@@ -31,6 +30,7 @@ from relax_agent.rendering.parsers.values import (
     checked_call,
     repeated_key,
 )
+from relax_agent.rendering.rendered import Rendered, normalise_tools
 from relax_agent.rendering.settings import RendererSettings
 from relax_agent.rendering.tokens import load_tokenizer
 
@@ -41,34 +41,6 @@ _BROKEN = {
     "malformed_structure": MALFORMED,
     "unknown_tool": "there is no such tool",
 }
-
-
-class Renderer(Protocol):
-    """Turns messages into token ids and sampled ids into messages."""
-
-    stop_token_ids: list[int]
-    """Tokens that end a turn, the one that closes it first."""
-
-    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the first prompt of an episode, generation prompt included."""
-        ...
-
-    def extend(
-        self,
-        sampled_ids: Sequence[int],
-        new_messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]],
-    ) -> list[int]:
-        """Return the ids to append after a sampled turn, up to the next generation prompt."""
-        ...
-
-    def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
-        """Return the message that a model sampled; never raises because of the model's text."""
-        ...
-
-    def completion(self, message: AssistantMessage) -> list[int]:
-        """Return the ids that a model would have sampled for a message, stop token included."""
-        ...
 
 
 class PackageRenderer:
@@ -83,7 +55,7 @@ class PackageRenderer:
         self._stops = frozenset(self.stop_token_ids)
         self._opening = self._generation_prompt()
 
-    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered:
         """Return the first prompt of an episode, generation prompt included.
 
         Raises:
@@ -91,20 +63,22 @@ class PackageRenderer:
         """
         if not messages:
             raise RenderError("there is nothing to render: the environment sent no messages")
-        return self._render(messages, tools, add_generation_prompt=True)
+        return Rendered(self._render(messages, tools, add_generation_prompt=True))
 
     def extend(
         self,
         sampled_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[dict[str, Any]],
-    ) -> list[int]:
+        history: Sequence[Message] = (),
+    ) -> Rendered:
         """Return the ids to append after a sampled turn, up to the next generation prompt.
 
         Args:
             sampled_ids: The last turn's ids exactly as they were sampled, and nothing before them.
             new_messages: What came back: tool, user or system messages.
             tools: Schemas of the tools, as given to :meth:`start`.
+            history: The conversation up to the sampled message, for formats that must re-render.
 
         Raises:
             RenderError: there are no new messages, one is the assistant's own, or the format cannot
@@ -123,7 +97,7 @@ class PackageRenderer:
             appended = self._bridge(turn[-1:], plain, tools)
         if appended is None:
             raise RenderError("this chat format cannot append these messages to a sampled turn")
-        return appended
+        return Rendered(appended)
 
     def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
         """Return the message that a model sampled; never raises because of the model's text."""
@@ -239,24 +213,6 @@ def load_renderer(folder: Path, settings: RendererSettings) -> PackageRenderer:
         MissingExtraError: the ``renderers`` package is not installed.
     """
     return PackageRenderer(load_tokenizer(folder), settings)
-
-
-def normalise_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tool schemas in OpenAI's envelope, keys in one order, whatever shape they came in.
-
-    A bare schema renders to another system prompt than one in its envelope, and a model that was
-    trained on one does badly on the other.
-    """
-    return [_envelope(tool) for tool in tools]
-
-
-def _envelope(tool: dict[str, Any]) -> dict[str, Any]:
-    inner = tool.get("function", tool)
-    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
-        raise RenderError(f"a tool schema has no name: {json.dumps(tool)[:80]}")
-    first = {key: inner[key] for key in ("name", "description", "parameters") if key in inner}
-    rest = {key: value for key, value in inner.items() if key not in first and key != "type"}
-    return {"type": "function", "function": first | rest}
 
 
 def _create(tokenizer: Any, settings: RendererSettings) -> Any:

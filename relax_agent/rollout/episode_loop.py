@@ -32,7 +32,7 @@ from relax_agent.envs import Env
 from relax_agent.episode import Episode, EpisodeStatus, Turn
 from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line, one_line
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
-from relax_agent.rendering import Renderer
+from relax_agent.rendering import Rendered, Renderer
 from relax_agent.rollout.expert import ExpertSource
 from relax_agent.rollout.limits import (
     GRACE_S,
@@ -233,30 +233,38 @@ class _Loop:
 
     def _observe(self, observation: list[Message] | Rewrite, turn: Turn) -> None:
         if isinstance(observation, Rewrite):
-            self._fork(observation)
+            self._fork(self._renderer.start(observation.messages, self._tools), observation.reason)
+            self._conversation = []
+            self._hear(observation.messages)
             return
         sampled = self._prompt[len(self._prompt) - (turn.end - turn.start) :]
-        self._grow(self._renderer.extend(sampled, observation, self._tools))
+        rendered = self._renderer.extend(sampled, observation, self._tools, self._conversation)
+        if rendered.fork is None:
+            self._grow(rendered)
+        else:
+            self._fork(rendered, rendered.fork)
+            metrics = self._episode.metrics
+            metrics["template_forks"] = metrics.get("template_forks", 0.0) + 1
         self._hear(observation)
 
-    def _fork(self, rewrite: Rewrite) -> None:
+    def _fork(self, rendered: Rendered, reason: str) -> None:
         """Go on in a new segment from where the new prompt leaves the old one."""
-        ids = self._renderer.start(rewrite.messages, self._tools)
-        pairs = zip(self._prompt, ids, strict=False)
+        pairs = zip(self._prompt, rendered.ids, strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._episode.fork(shared, rewrite.reason)
+        for start, count, _ in rendered.media:
+            if start < shared < start + count:  # never through a medium's placeholders
+                shared = start
+        self._episode.fork(shared, reason)
         self._prompt = self._prompt[:shared]
-        self._grow(ids[shared:])
-        self._conversation = []
-        self._hear(rewrite.messages)
+        self._grow(rendered.after(shared))
 
     def _hear(self, messages: Sequence[Message]) -> None:
         self._conversation.extend(messages)
         self._episode.messages.extend(messages)
 
-    def _grow(self, ids: Sequence[int]) -> None:
-        self._episode.add_prompt(ids)
-        self._prompt.extend(ids)
+    def _grow(self, rendered: Rendered) -> None:
+        self._episode.add_prompt(rendered.ids)
+        self._prompt.extend(rendered.ids)
 
     # -- the policy --------------------------------------------------------------------------
 

@@ -111,10 +111,10 @@ def test_the_chat_template_gives_the_renderers_own_ids(
 def test_appending_gives_what_a_full_render_gives(tokenizer, renderer):
     """T1: the separator that the engine never samples is not lost."""
     history = [QUESTION, assistant(tool_calls=[CALL]), tool_message("9", CALL)]
-    log = renderer.start(history[:1], TOOLS)
+    log = renderer.start(history[:1], TOOLS).ids
     turn = renderer.completion(history[1])
-    log = log + turn + renderer.extend(turn, history[2:], TOOLS)
-    assert log == renderer.start(history, TOOLS)
+    log = log + turn + renderer.extend(turn, history[2:], TOOLS).ids
+    assert log == renderer.start(history, TOOLS).ids
 
 
 @settings(
@@ -125,16 +125,16 @@ def test_a_log_built_turn_by_turn_equals_the_full_render(plain, data):
     """T5: random conversations without reasoning, any number of turns."""
     words = st.text("ab 12\n<>+(", min_size=1, max_size=8).map(lambda t: f"x{t}x")
     history = [user(data.draw(words))]
-    log = plain.start(history, TOOLS)
+    log = plain.start(history, TOOLS).ids
     for _ in range(data.draw(st.integers(1, 4))):
         calls = [CALL] * data.draw(st.integers(0, 2))
         said = assistant(data.draw(words), tool_calls=calls)
         came = [tool_message(data.draw(words), call) for call in calls]
         came += [user(data.draw(words))] * (data.draw(st.booleans()) or not calls)
         turn = plain.completion(said)
-        log += turn + plain.extend(turn, came, TOOLS)
+        log += turn + plain.extend(turn, came, TOOLS).ids
         history += [said, *came]
-    assert log == plain.start(history, TOOLS)
+    assert log == plain.start(history, TOOLS).ids
 
 
 def test_all_messages_of_a_tail_are_appended(tokenizer, renderer):
@@ -142,7 +142,7 @@ def test_all_messages_of_a_tail_are_appended(tokenizer, renderer):
     said = assistant(tool_calls=[CALL, CALL])
     tail = [tool_message("one", CALL), tool_message("two", CALL), user("three")]
     turn = renderer.completion(said)
-    text = tokenizer.decode(renderer.extend(turn, tail, TOOLS))
+    text = tokenizer.decode(renderer.extend(turn, tail, TOOLS).ids)
     assert [text.count(word) for word in ("one", "two", "three")] == [1, 1, 1]
     assert text.index("one") < text.index("two") < text.index("three")
 
@@ -150,16 +150,16 @@ def test_all_messages_of_a_tail_are_appended(tokenizer, renderer):
 def test_a_turn_that_the_length_limit_cut_is_closed_first(tokenizer, renderer):
     """T13: the stop token is among the appended ids, so its mask is 0."""
     cut = ids_of(tokenizer, "I was just going to")
-    appended = renderer.extend(cut, [user("go on")], TOOLS)
+    appended = renderer.extend(cut, [user("go on")], TOOLS).ids
     assert appended[0] == renderer.stop_token_ids[0]
     whole = [*cut, renderer.stop_token_ids[0]]
-    assert appended[1:] == renderer.extend(whole, [user("go on")], TOOLS)
+    assert appended[1:] == renderer.extend(whole, [user("go on")], TOOLS).ids
 
 
 def test_a_turn_cut_in_mid_thought_is_closed_first(tokenizer, plain):
     """T13: reasoning that never ended is ended by appended ids."""
     cut = ids_of(tokenizer, "<think>\nhm")
-    text = tokenizer.decode(plain.extend(cut, [user("go on")], TOOLS))
+    text = tokenizer.decode(plain.extend(cut, [user("go on")], TOOLS).ids)
     assert text.startswith("</think><|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n")
 
 
@@ -167,11 +167,11 @@ def test_a_turn_that_stopped_in_mid_thought_stays_as_it_was_sampled(tokenizer, p
     turn = ids_of(tokenizer, "<think>\nhm<|im_end|>")
     ordinary = ids_of(tokenizer, "hm<|im_end|>")
     new = [user("go on")]
-    assert plain.extend(turn, new, TOOLS) == plain.extend(ordinary, new, TOOLS)
+    assert plain.extend(turn, new, TOOLS).ids == plain.extend(ordinary, new, TOOLS).ids
 
 
 def test_an_empty_turn_can_be_appended_to(plain):
-    assert plain.extend([], [user("hello?")], TOOLS)[0] == plain.stop_token_ids[0]
+    assert plain.extend([], [user("hello?")], TOOLS).ids[0] == plain.stop_token_ids[0]
 
 
 def test_ids_that_decode_and_encode_to_fewer_are_never_re_encoded(tokenizer, plain):
@@ -181,7 +181,7 @@ def test_ids_that_decode_and_encode_to_fewer_are_never_re_encoded(tokenizer, pla
     assert len(odd) > len(natural)
     stop = plain.stop_token_ids[:1]
     new = [user("go on")]
-    assert plain.extend(odd + stop, new, TOOLS) == plain.extend(natural + stop, new, TOOLS)
+    assert plain.extend(odd + stop, new, TOOLS).ids == plain.extend(natural + stop, new, TOOLS).ids
     assert plain.parse(odd + stop, TOOLS).text == "What is 1"
 
 
@@ -189,8 +189,8 @@ def test_schemas_in_both_shapes_render_to_the_same_ids(plain):
     """T16: a bare schema and one in OpenAI's envelope."""
     bare = TOOL["function"]
     reordered = {"function": dict(reversed(bare.items())), "type": "function"}
-    assert plain.start([QUESTION], [bare]) == plain.start([QUESTION], TOOLS)
-    assert plain.start([QUESTION], [reordered]) == plain.start([QUESTION], TOOLS)
+    assert plain.start([QUESTION], [bare]).ids == plain.start([QUESTION], TOOLS).ids
+    assert plain.start([QUESTION], [reordered]).ids == plain.start([QUESTION], TOOLS).ids
     assert normalise_tools([{"type": "function", **bare}]) == TOOLS
 
 
@@ -352,10 +352,10 @@ def test_the_cost_of_appending_does_not_depend_on_the_history(plain, monkeypatch
         return inner(prompt, turn, new, tools=tools)
 
     monkeypatch.setattr(plain._format, "bridge_to_next_turn", spy)
-    log = plain.start([QUESTION], TOOLS)
+    log = plain.start([QUESTION], TOOLS).ids
     for _ in range(20):
         turn = plain.completion(assistant(tool_calls=[CALL]))
-        log += turn + plain.extend(turn, [tool_message("9", CALL)], TOOLS)
+        log += turn + plain.extend(turn, [tool_message("9", CALL)], TOOLS).ids
     assert len(log) > 400
     assert set(seen) == {len(plain._opening) + len(turn)}
 
@@ -366,7 +366,7 @@ def test_threads_share_a_renderer(plain):
 
     def once(number):
         turn = plain.completion(assistant(str(number % 7)))
-        return plain.start([user(str(number % 7))], TOOLS), plain.parse(turn, TOOLS).text
+        return plain.start([user(str(number % 7))], TOOLS).ids, plain.parse(turn, TOOLS).text
 
     alone = [once(number) for number in range(7)]
     with ThreadPoolExecutor(16) as pool:
@@ -376,7 +376,7 @@ def test_threads_share_a_renderer(plain):
 
 def test_no_path_adds_a_begin_of_sequence_token(tokenizer, plain):
     """T19: prompts begin with the template's own first token, once."""
-    ids = plain.start([QUESTION], TOOLS)
+    ids = plain.start([QUESTION], TOOLS).ids
     assert tokenizer.bos_token is None
     assert ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert tokenizer.encode("x") == tokenizer.encode("x", add_special_tokens=False)
@@ -391,7 +391,7 @@ def test_limits_in_a_tokenizer_file_cut_and_pad_nothing(folder, plain, tmp_path)
     limited.enable_padding(length=64)
     limited.save(str(tmp_path / "tokenizer.json"))
     renderer = load_renderer(tmp_path, RendererSettings())
-    assert renderer.start([QUESTION], TOOLS) == plain.start([QUESTION], TOOLS)
+    assert renderer.start([QUESTION], TOOLS).ids == plain.start([QUESTION], TOOLS).ids
 
 
 def test_text_that_is_no_unicode_is_rendered_all_the_same(plain):
@@ -400,18 +400,18 @@ def test_text_that_is_no_unicode_is_rendered_all_the_same(plain):
     whole = [user("a?b"), tool_message("?", CALL)]
     turn = plain.completion(assistant("\ud83d"))
     assert turn == plain.completion(assistant("?"))
-    assert plain.extend(turn, broken, TOOLS) == plain.extend(turn, whole, TOOLS)
+    assert plain.extend(turn, broken, TOOLS).ids == plain.extend(turn, whole, TOOLS).ids
 
 
 def test_the_history_as_the_model_said_it_renders_to_the_log(plain):
     """T4: structured calls read from sampled ids write the same ids again."""
-    log = plain.start([QUESTION], TOOLS)
+    log = plain.start([QUESTION], TOOLS).ids
     history = [QUESTION]
     for answer in ("9", "10"):
         turn = plain.completion(assistant("So.", tool_calls=[CALL, CALL]))
         history += [plain.parse(turn, TOOLS), tool_message(answer, CALL)]
-        log = log + turn + plain.extend(turn, history[-1:], TOOLS)
-    assert plain.start(history, TOOLS) == log
+        log = log + turn + plain.extend(turn, history[-1:], TOOLS).ids
+    assert plain.start(history, TOOLS).ids == log
 
 
 def xml(*parameters, name="calculator", end="\n</function>\n</tool_call><|im_end|>"):

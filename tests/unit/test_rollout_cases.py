@@ -53,7 +53,7 @@ def test_assistant_messages_of_the_prompt_are_never_trained(turns):
     )
     (row,) = play(env, FakeEngine("good")).rows()
     assert row.loss_mask.sum() == turns * len(ids_of("good"))
-    assert not row.loss_mask[: len(FakeRenderer().start(env.messages, []))].any()
+    assert not row.loss_mask[: len(FakeRenderer().start(env.messages, []).ids)].any()
 
 
 def test_the_cap_of_one_message_is_not_a_cap_of_the_episode():
@@ -175,7 +175,7 @@ def test_history_that_renders_to_what_was_sampled_is_shared_and_other_history_fo
     """T4, T10: a call that is lost on the way makes another text, and that is on record."""
     same = play(rewriting(lambda action: action), FakeEngine("good"))
     other = play(rewriting(lambda action: assistant("gone")), FakeEngine("good"))
-    asked = len(FakeRenderer().start([user("task t")], []))
+    asked = len(FakeRenderer().start([user("task t")], []).ids)
     assert same.segments[1].shared >= asked - 1
     for episode in (same, other):
         assert episode.status is EpisodeStatus.COMPLETED

@@ -197,7 +197,7 @@ def test_a_rewrite_forks_where_the_new_prompt_leaves_the_old_one():
     assert fork.reason == "compaction"
     assert first[: fork.shared] == second[: fork.shared]
     assert fork.shared >= len("u:task t1") + 2
-    assert second == FakeRenderer().start((user("task t1"), system("summary")), [])
+    assert second == FakeRenderer().start((user("task t1"), system("summary")), []).ids
     rows = episode.rows()
     assert [int(row.loss_mask.sum()) for row in rows] == [13, 5]
     assert list(rows[1].token_ids) == second + ids_of("good")
