@@ -10,18 +10,22 @@ embedded engine and the trainer alike, so their counts cannot differ. It needs N
     film.py        which frames of a video, and its sound
     sound.py       samples to log-mel features
     processor.py   all of it behind one object, with a bounded cache
+    renderer.py    messages with media to token ids, on top of a renderer of text
 """
 
 from relax_agent.rendering.media.config import MediaConfig, MediaFamily, read_media_config
 from relax_agent.rendering.media.layout import Layout, PlacedMedium, find_media, positions_of
 from relax_agent.rendering.media.processor import MediaProcessor
+from relax_agent.rendering.media.renderer import MediaRenderer, PreparesMedia
 
 __all__ = [
     "Layout",
     "MediaConfig",
     "MediaFamily",
     "MediaProcessor",
+    "MediaRenderer",
     "PlacedMedium",
+    "PreparesMedia",
     "find_media",
     "positions_of",
     "read_media_config",

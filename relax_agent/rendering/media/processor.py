@@ -170,6 +170,10 @@ class MediaProcessor:
             grid, shots.step_s * config.patches.temporal, tokens, digest, self.config
         )
 
+    def word(self, token: int) -> str:
+        """Return the text of one token."""
+        return str(self._tokenizer.decode([token]))
+
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))
 
