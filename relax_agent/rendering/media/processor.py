@@ -7,6 +7,7 @@ is bounded in bytes, whatever the number of media that pass by.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from collections import OrderedDict
@@ -100,8 +101,12 @@ class MediaProcessor:
             MediaError: One is damaged, too slow to decode, or of a kind that the model does not
                 take.
         """
-        for medium in media:
-            await in_thread(partial(self.layout, medium))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for medium in media:
+                    tasks.create_task(in_thread(partial(self.layout, medium)))
+        except ExceptionGroup as group:
+            raise next((e for e in group.exceptions if isinstance(e, MediaError)), group) from None
 
     def features(self, media: Sequence[Media]) -> Features:
         """Return what the towers read of all media, in order.
