@@ -80,6 +80,18 @@ def normalise_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_envelope(tool) for tool in tools]
 
 
+def require_new(messages: Sequence[Message]) -> None:
+    """Raise unless there are messages to append, none of them the assistant's own.
+
+    Raises:
+        RenderError: there are none, or an assistant message is among them.
+    """
+    if not messages:
+        raise RenderError("there is nothing to append: the environment sent no messages")
+    if any(message.role == "assistant" for message in messages):
+        raise RenderError("an observation holds an assistant message", hint="send a Rewrite")
+
+
 def _envelope(tool: dict[str, Any]) -> dict[str, Any]:
     inner = tool.get("function", tool)
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):

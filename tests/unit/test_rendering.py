@@ -84,7 +84,7 @@ CONVERSATIONS = [
         user("And?"),
         assistant("9", reasoning="It said 9.\nTwice."),
     ],
-    [QUESTION, assistant("9", reasoning="old thought"), user("<tool_response>x</tool_response>")],
+    [QUESTION, assistant("9", reasoning="old thought"), user("tool_response x")],
     [QUESTION, assistant("9\n"), system("Now in French."), user("12 héllo 😀")],
 ]
 
@@ -308,8 +308,7 @@ def test_what_cannot_be_rendered_is_refused_in_words(plain, call, problem):
     "renderer_settings",
     [
         RendererSettings(name="qwen33"),
-        RendererSettings(name="auto"),
-        RendererSettings(options={"no_such_option": 1}),
+        RendererSettings(name="qwen3", options={"no_such_option": 1}),
         RendererSettings(name="gpt-oss", enable_thinking=True),
         RendererSettings(name="glm-5"),
     ],
@@ -330,7 +329,7 @@ def test_rendering_needs_no_torch(folder):
         "import sys; from pathlib import Path;"
         "from relax_agent.rendering import load_renderer, RendererSettings;"
         "load_renderer(Path(sys.argv[1]), RendererSettings());"
-        "print({'torch', 'transformers'} & set(sys.modules))"
+        "print({'torch'} & set(sys.modules))"
     )
     shown = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
@@ -390,7 +389,7 @@ def test_limits_in_a_tokenizer_file_cut_and_pad_nothing(folder, plain, tmp_path)
     limited.enable_truncation(8)
     limited.enable_padding(length=64)
     limited.save(str(tmp_path / "tokenizer.json"))
-    renderer = load_renderer(tmp_path, RendererSettings())
+    renderer = load_renderer(tmp_path, RendererSettings(name="qwen3"))
     assert renderer.start([QUESTION], TOOLS).ids == plain.start([QUESTION], TOOLS).ids
 
 

@@ -15,13 +15,21 @@ The formats themselves come from the ``renderers`` package. This module adds wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from relax_agent.errors import ConfigError, MissingExtraError, RenderError
-from relax_agent.messages import AssistantMessage, Message, ToolCall, parts, to_openai, user
+from relax_agent.messages import (
+    AssistantMessage,
+    Message,
+    ToolCall,
+    parts,
+    to_openai,
+    tool_message,
+    user,
+)
+from relax_agent.rendering.lookalikes import BREAK, NO_THOUGHT, Lookalikes
 from relax_agent.rendering.parsers.values import (
     MALFORMED,
     NO_NAME,
@@ -30,9 +38,9 @@ from relax_agent.rendering.parsers.values import (
     checked_call,
     repeated_key,
 )
-from relax_agent.rendering.rendered import Rendered, normalise_tools
+from relax_agent.rendering.rendered import Rendered, normalise_tools, require_new
 from relax_agent.rendering.settings import RendererSettings
-from relax_agent.rendering.tokens import load_tokenizer
+from relax_agent.rendering.tokens import TokenIds
 
 _BROKEN = {
     "invalid_json": NOT_JSON,
@@ -46,14 +54,40 @@ _BROKEN = {
 class PackageRenderer:
     """A format of the ``renderers`` package behind the :class:`Renderer` protocol."""
 
-    def __init__(self, tokenizer: Any, settings: RendererSettings) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: TokenIds, settings: RendererSettings, *, kept: Collection[str] = ()
+    ) -> None:
+        """Make a format.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            settings: Its name, and its options.
+            kept: Placeholders that stay tokens wherever they stand; whoever gives them keeps
+                look-alikes of them away.
+
+        Raises:
+            ConfigError: there is no such format, or it does not fit the tokenizer.
+            MissingExtraError: the ``renderers`` package is not installed.
+        """
+        self._tokenizer, self._settings = tokenizer, settings
+        self._lookalikes = Lookalikes(
+            set(tokenizer.special) - set(kept), set(tokenizer.markup) - set(kept)
+        )
         self._format = _create(tokenizer, settings)
         self._takes_media = _takes_media(self._format)
         self.stop_token_ids = list(self._format.get_stop_token_ids())
         """Tokens that end a turn, the one that closes it first."""
         self._stops = frozenset(self.stop_token_ids)
         self._opening = self._generation_prompt()
+
+    @property
+    def summary(self) -> str:
+        """One line: how this format is handled."""
+        stops = [self._tokenizer.token(index) or "?" for index in self.stop_token_ids]
+        return (
+            f"chat format {self._settings.name} of renderers: bridged, sampled turns stay and what "
+            f"comes between is appended; stop tokens {' '.join(stops)}"
+        )
 
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered:
         """Return the first prompt of an episode, generation prompt included.
@@ -84,20 +118,25 @@ class PackageRenderer:
             RenderError: there are no new messages, one is the assistant's own, or the format cannot
                 append them.
         """
-        if not new_messages:
-            raise RenderError("there is nothing to append: the environment sent no messages")
+        require_new(new_messages)
         plain = [self._plain(message) for message in new_messages]
-        if any(message["role"] == "assistant" for message in plain):
-            raise RenderError("an observation holds an assistant message", hint="send a Rewrite")
         turn = list(sampled_ids)
         appended = self._bridge(turn, plain, tools)
         if appended is None and turn and turn[-1] in self._stops:
             # Some formats refuse a turn whose reasoning was never closed. It stays as it was
             # sampled; what follows it depends on its last token alone.
-            appended = self._bridge(turn[-1:], plain, tools)
-        if appended is None:
-            raise RenderError("this chat format cannot append these messages to a sampled turn")
-        return Rendered(appended)
+            # Where the prompt has begun a thought, the stand-in closes it.
+            closed = [*self._tokenizer.encode("</think>"), turn[-1]]
+            appended = self._bridge(turn[-1:], plain, tools) or self._bridge(closed, plain, tools)
+        if appended is not None:
+            return Rendered(appended)
+        if self._settings.on_unstable == "fork" and history:
+            whole = self.start([*history, *new_messages], tools)
+            return replace(whole, fork=f"the format {self._settings.name} rewrites its history")
+        raise RenderError(
+            f"the chat format {self._settings.name} cannot append these messages to a sampled turn",
+            hint="renderer.on_unstable: fork renders the whole history instead",
+        )
 
     def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
         """Return the message that a model sampled; never raises because of the model's text."""
@@ -113,7 +152,7 @@ class PackageRenderer:
             message = self._unreadable(ids, error)
         else:
             message = AssistantMessage(
-                content=parts(parsed.content or ""),
+                content=parts((parsed.content or "").strip()),
                 reasoning=parsed.reasoning_content or None,
                 tool_calls=tuple(_call(i, call) for i, call in enumerate(parsed.tool_calls)),
             )
@@ -126,26 +165,36 @@ class PackageRenderer:
             RenderError: the format does not write the message right after its generation prompt.
         """
         # Formats add an empty think block to a last message without reasoning; a model that does
-        # not think samples none. A question behind the message turns it into history.
-        after = [] if message.reasoning else [user("?")]
-        rendered = self._package_render([user("?"), message, *after], [])
-        ids, start = rendered.token_ids, len(self._first_prompt)
-        if ids[:start] != self._first_prompt:
-            raise RenderError(
-                "this chat format does not write such a message after its generation prompt",
-                hint="a message with reasoning needs renderer.enable_thinking",
-            )
-        end = max(
-            (
-                i
-                for i, owner in enumerate(rendered.message_indices)
-                if owner == 1 and ids[i] in self._stops
-            ),
-            default=-1,
+        # not think samples none. An answer behind the message turns it into history. Where the
+        # prompt has begun a thought, it must be closed: then an empty one is what is sampled.
+        answers: list[Message] = [tool_message("9", call) for call in message.tool_calls]
+        behind: list[list[Message]] = [answers or [user("?")], []]
+        plain = self._plain(message)
+        for after in reversed(behind) if message.reasoning else behind:
+            body = self._body(plain, after)
+            if body is not None:
+                return body
+        if not message.reasoning:
+            mark = self._tokenizer.encode(NO_THOUGHT)
+            body = self._body(plain | {"reasoning_content": f"{BREAK}{NO_THOUGHT}{BREAK}"}, [])
+            if body is not None:
+                return _without(body, mark)
+        raise RenderError(
+            "this chat format does not write such a message after its generation prompt",
+            hint="a message with reasoning needs renderer.enable_thinking",
         )
-        if end < start:
-            raise RenderError("this chat format writes no stop token after an answer")
-        return list(ids[start : end + 1])
+
+    def _body(self, plain: dict[str, Any], after: Sequence[Message]) -> list[int] | None:
+        """Return a message's ids behind a generation prompt; None if they do not stand there."""
+        asked, answers = self._plain(user("?")), [self._plain(message) for message in after]
+        rendered = self._format.render([asked, plain, *answers])
+        start = len(self._first_prompt)
+        if rendered.token_ids[:start] != self._first_prompt:
+            return None
+        body = list(rendered.token_ids[start:])
+        end = next((i for i, each in enumerate(body) if each in self._stops), None)
+        # Some formats end a last message with no stop token.
+        return [*body, self.stop_token_ids[0]] if end is None else body[: end + 1]
 
     def _generation_prompt(self) -> list[int]:
         """Return what stands between a user's message and the first sampled token."""
@@ -160,7 +209,7 @@ class PackageRenderer:
     ) -> list[int] | None:
         known = [*self._opening, *turn]
         bridged = self._format.bridge_to_next_turn(
-            self._opening, turn, new, tools=normalise_tools(tools) or None
+            self._opening, turn, new, tools=self._schemas(tools)
         )
         if bridged is None or bridged.token_ids[: len(known)] != known:
             return None
@@ -183,9 +232,12 @@ class PackageRenderer:
     ) -> Any:
         return self._format.render(
             [self._plain(message) for message in messages],
-            tools=normalise_tools(tools) or None,
+            tools=self._schemas(tools),
             add_generation_prompt=add_generation_prompt,
         )
+
+    def _schemas(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+        return self._lookalikes.hide(normalise_tools(tools)) if tools else None
 
     def _plain(self, message: Message) -> dict[str, Any]:
         if message.media and not self._takes_media:
@@ -194,7 +246,8 @@ class PackageRenderer:
                 f"a {message.role} message holds {kind}, which this chat format would drop",
                 hint="choose a multimodal renderer",
             )
-        return to_openai(message)
+        plain: dict[str, Any] = self._lookalikes.hide(to_openai(message), message.role)
+        return _with_kimi_ids(plain) if self._settings.name.startswith("kimi") else plain
 
     def _unreadable(self, ids: list[int], error: Exception) -> AssistantMessage:
         kept = [token for token in ids if token not in self._stops]
@@ -203,16 +256,6 @@ class PackageRenderer:
             content=parts(self._tokenizer.decode(kept)),
             tool_calls=(ToolCall("", {}, "call_0", problem),),
         )
-
-
-def load_renderer(folder: Path, settings: RendererSettings) -> PackageRenderer:
-    """Return the renderer for a model's folder.
-
-    Raises:
-        ConfigError: there is no such format, it does not fit the tokenizer, or the folder has none.
-        MissingExtraError: the ``renderers`` package is not installed.
-    """
-    return PackageRenderer(load_tokenizer(folder), settings)
 
 
 def _create(tokenizer: Any, settings: RendererSettings) -> Any:
@@ -236,6 +279,32 @@ def _create(tokenizer: Any, settings: RendererSettings) -> Any:
     except Exception as error:  # each format refuses a tokenizer in its own way
         reason = " ".join(str(error).split())
         raise ConfigError(f"renderer {settings.name}: {reason}") from error
+
+
+def _without(ids: list[int], part: list[int]) -> list[int]:
+    at = next((i for i in range(len(ids)) if ids[i : i + len(part)] == part), len(ids))
+    return ids[:at] + ids[at + len(part) :]
+
+
+def _with_kimi_ids(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with ids that hold the tool's name, which Kimi's formats write nowhere else.
+
+    Ids that a model sampled have it already.
+    """
+
+    def named(name: str, index: str) -> str:
+        digits = index.removeprefix("call_")
+        return index if index.startswith("functions.") else f"functions.{name}:{digits or 0}"
+
+    if "tool_calls" in plain:
+        calls = [
+            call | {"id": named(call["function"]["name"], call["id"])}
+            for call in plain["tool_calls"]
+        ]
+        plain = plain | {"tool_calls": calls}
+    if plain.get("name") and "tool_call_id" in plain:
+        plain = plain | {"tool_call_id": named(plain["name"], plain["tool_call_id"])}
+    return plain
 
 
 def _takes_media(chat_format: Any) -> bool:

@@ -1,0 +1,96 @@
+r"""Text that looks like a special token must not become one.
+
+A user, a tool or a web page may say ``<|im_end|>\n<|im_start|>system``. Written into a chat format
+and encoded, that would be a turn of its own. So before a format sees a message, each such text gets
+an invisible :data:`BREAK` between its characters; the format copies it like any other character,
+and :func:`cut` splits the finished text there, so that no tokenizer finds the token. The ids still
+spell the same characters. The tokens that the format itself writes stay tokens.
+
+Whose text is searched for what:
+
+* user and tool messages, and tool schemas: every special token, and markup such as ``<think>``,
+  ``</tool_response>`` or ``<tool_call>``;
+* system and assistant messages: special tokens. Their markup stays as it is, because instructions
+  quote it and a model's own words are made of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+BREAK = "\ufdd0"
+"""A code point that Unicode reserves for a program's own use; it never occurs in a text."""
+NO_THOUGHT = "zqxnothoughtxqz"
+"""Stands for an empty thought while a format writes a message, and is then taken out."""
+_ESCAPED = "\\ufdd0"
+"""The same, where a format writes JSON in ASCII."""
+_SPLIT = re.compile(f"{BREAK}|{re.escape(_ESCAPED)}")
+_NOT_SEARCHED = frozenset(("role", "type"))
+_MARKUP = re.compile(r"[<\[].*(?:[|｜]|think|tool|call|response|arg|function).*[>\]]", re.DOTALL)
+
+
+class Lookalikes:
+    """Knows a tokenizer's tokens and hides texts that look like them."""
+
+    def __init__(
+        self, special: Iterable[str], markup: Iterable[str] = (), template: str = ""
+    ) -> None:
+        """Collect what to look for.
+
+        Args:
+            special: Special tokens.
+            markup: Other added tokens; those that look like a format's markup or occur in the
+                template count. Vocabularies also hold added words, HTML tags and runs of spaces.
+            template: The chat template, if there is one.
+        """
+        hard = {token for token in special if len(token) > 1}
+        soft = {token for token in markup if len(token) > 1 and token.strip()}
+        soft = {token for token in soft if _MARKUP.fullmatch(token) or token in template}
+        piped = {token for token in soft if "|" in token or "｜" in token}
+        # Whatever the tokenizer's file calls them, these are what role markers look like.
+        self._special = _pattern(hard | piped)
+        self._all = _pattern(hard | soft)
+
+    def hide(self, value: Any, role: str = "user") -> Any:
+        """Return text, or the texts inside of lists and objects, with look-alikes broken up."""
+        return _hidden(value, self._special if role in ("system", "assistant") else self._all)
+
+
+def cut(text: str) -> list[str]:
+    """Return the pieces between breaks; the text itself if there are none."""
+    if BREAK not in text and _ESCAPED not in text:
+        return [text]
+    return [piece for piece in _SPLIT.split(text) if piece] or [""]
+
+
+def shown(text: str) -> str:
+    """Return a finished text without its breaks."""
+    return "".join(cut(text))
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, [*longest_first, _ESCAPED])))
+
+
+def _hidden(value: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        if BREAK in value:
+            value = value.replace(BREAK, "\ufffd")
+        return pattern.sub(_broken, value)
+    if isinstance(value, Mapping):
+        return {
+            key if not isinstance(key, str) else _hidden(key, pattern): (
+                inner if key in _NOT_SEARCHED else _hidden(inner, pattern)
+            )
+            for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_hidden(inner, pattern) for inner in value]
+    return value
+
+
+def _broken(found: re.Match[str]) -> str:
+    return f"{BREAK}{BREAK.join(found.group())}{BREAK}"

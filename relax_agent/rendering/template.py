@@ -1,0 +1,266 @@
+"""Any chat template behind the renderer protocol: text from the template, ids from here on.
+
+What the template writes becomes ids piece by piece, in the order of the log: the first prompt, and
+after every turn its end and what came back. Sampled ids are never decoded for it. How far the
+template can be trusted to append is proved at start-up (:mod:`.probes`); where it cannot, each turn
+renders the whole history and says so in ``Rendered.fork``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from relax_agent.errors import ConfigError, RenderError
+from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant
+from relax_agent.rendering.chat_template import ChatTemplate
+from relax_agent.rendering.lookalikes import Lookalikes, shown
+from relax_agent.rendering.parsers import TOOL_PARSERS, ToolParser, tool_parser
+from relax_agent.rendering.parsers.reasoning import Reasoning
+from relax_agent.rendering.probes import PROBE_TOOLS, Handling, prove
+from relax_agent.rendering.rendered import Rendered, normalise_tools, require_new
+from relax_agent.rendering.settings import RendererSettings
+from relax_agent.rendering.template_text import TemplateText
+from relax_agent.rendering.tokens import TokenIds
+
+_TAGS = ("<think>", "</think>")
+
+
+class TemplateRenderer:
+    """A chat template of a model's folder behind the :class:`Renderer` protocol."""
+
+    def __init__(
+        self,
+        tokenizer: TokenIds,
+        template: ChatTemplate,
+        settings: RendererSettings | None = None,
+        *,
+        stop_ids: Sequence[int] = (),
+        kept: Collection[str] = (),
+    ) -> None:
+        """Probe a template.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            template: Its chat template.
+            settings: The recipe's settings.
+            stop_ids: Tokens that the model's files name as an end.
+            kept: Placeholders that stay tokens wherever they stand; whoever gives them keeps
+                look-alikes of them away.
+
+        Raises:
+            ConfigError: the template cannot be used, or only with a fork each turn and the settings
+                refuse that, or there is no stop token.
+        """
+        self.settings = settings or RendererSettings()
+        self._tokenizer = tokenizer
+        lookalikes = Lookalikes(
+            set(tokenizer.special) - set(kept), set(tokenizer.markup) - set(kept), template.source
+        )
+        try:
+            self._text = TemplateText(
+                template, tokenizer, lookalikes, stop_ids, self.settings.reasoning_tags
+            )
+        except RenderError as error:
+            raise ConfigError(f"chat template {template.name}: {error}") from error
+        self._bos = tokenizer.convert_tokens_to_ids(template.variables.get("bos_token") or "")
+        self.stop_token_ids = self._stop_ids()
+        """Tokens that end a turn, the one that closes it first."""
+        self._stops = frozenset(self.stop_token_ids)
+        self.handling = prove(self._text)
+        self._parser = self._choose_parser()
+        self._require_allowed()
+
+    @property
+    def summary(self) -> str:
+        """One line: how this template is handled."""
+        template, handling = self._text.template.name, self.handling
+        words = [f"chat template {template}: {_HANDLED[handling.kind]}"]
+        if handling.why:
+            words[0] += f", because {handling.why}"
+        between = self._between()
+        if between:
+            words.append(f"{between!r} follows a turn unsampled")
+        words.append(f"stop tokens {' '.join(self._text.stops)}")
+        words.append(f"calls {self._parser.name}, reasoning {self._parser.reasoning}")
+        if handling.refused:
+            words.append(f"the template refuses {', '.join(handling.refused)}")
+        return "; ".join(words)
+
+    def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered:
+        """Return the first prompt of an episode, generation prompt included.
+
+        Raises:
+            RenderError: there are no messages, or the template cannot hold one of them.
+        """
+        if not messages:
+            raise RenderError("there is nothing to render: the environment sent no messages")
+        return Rendered(self._one_bos(self._tokenizer.encode(self._text.prompt(messages, tools))))
+
+    def extend(
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        history: Sequence[Message] = (),
+    ) -> Rendered:
+        """Return the ids to append after a sampled turn, or a whole prompt where that cannot be.
+
+        Args:
+            sampled_ids: The last turn's ids exactly as they were sampled, and nothing before them.
+            new_messages: What came back: tool, user or system messages.
+            tools: Schemas of the tools, as given to :meth:`start`.
+            history: The conversation up to the sampled message; needed to fork.
+
+        Raises:
+            RenderError: there are no new messages, one is the assistant's own, or the template
+                refuses them.
+        """
+        require_new(new_messages)
+        if self.handling.kind == "forked":
+            return self._fork(new_messages, tools, history)
+        tail = self._text.tail(new_messages, tools)
+        ends = bool(sampled_ids) and sampled_ids[-1] in self._stops
+        if not tail.stop:
+            return Rendered([*self._closing(sampled_ids, ends), *self._encode(tail.text)])
+        ids = self._encode(tail.stop + tail.text)
+        stands = ends and (not tail.opens or sampled_ids[-1] == ids[0])
+        return Rendered([*self._closing(sampled_ids, ends), *ids[stands:]])
+
+    def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
+        """Return the message that a model sampled; never raises because of the model's text."""
+        ids = list(output_ids)
+        stopped = bool(ids) and ids[-1] in self._stops
+        text = self._tokenizer.decode(ids[:-1] if stopped else ids)
+        for theirs, ours in zip(self.settings.reasoning_tags, _TAGS, strict=True):
+            if theirs != ours:
+                text = text.replace(theirs, ours, 1)
+        message = self._parser.parse(text, normalise_tools(tools))
+        return replace(message, finish_reason="stop" if stopped else "length")
+
+    def completion(self, message: AssistantMessage) -> list[int]:
+        """Return the ids that a model would have sampled for a message, stop token included.
+
+        Raises:
+            RenderError: the template does not write the message right after its generation prompt.
+        """
+        return self._encode(self._text.said(message))
+
+    def require_tool_media(self) -> None:
+        """Refuse a template that shows a picture in a user's message and drops it in a tool's.
+
+        Raises:
+            ConfigError: it does.
+        """
+        picture = [{"type": "text", "text": "zqx"}, {"type": "image", "image": ""}]
+        if self._text.shows(picture, "user") and not self._text.shows(picture, "tool"):
+            raise ConfigError(
+                f"chat template {self._text.template.name} drops images in tool messages",
+                hint="renderer.tool_media: insert puts them there all the same",
+            )
+
+    # -- ids ---------------------------------------------------------------------------------
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text) if text else []
+
+    def _one_bos(self, ids: list[int]) -> list[int]:
+        """Return a prompt that begins with exactly one begin-of-sequence token, if there is one.
+
+        Some templates write it and some tokenizers add it; with both there would be two, with
+        neither none where the model was trained on one.
+        """
+        opening = self._tokenizer.opening_ids or ([] if self._bos is None else [self._bos])
+        begins = 0
+        while opening and ids[begins : begins + len(opening)] == opening:
+            begins += len(opening)
+        wanted = opening if begins or self._tokenizer.opening_ids else []
+        return [*wanted, *ids[begins:]]
+
+    def _closing(self, sampled: Sequence[int], ends: bool) -> list[int]:
+        """Return what closes the reasoning of a turn that was cut in the middle of it."""
+        if ends or self._parser.reasoning == "none":
+            return []
+        opened, closed = self.settings.reasoning_tags
+        text = self._tokenizer.decode(list(sampled))
+        inside = self._parser.reasoning == "opened" or text.lstrip().startswith(opened)
+        return self._encode(closed) if inside and closed not in text else []
+
+    def _fork(
+        self,
+        new: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        history: Sequence[Message],
+    ) -> Rendered:
+        if not history:
+            raise RenderError("this chat template cannot append, and there is no history to render")
+        whole = self.start([*history, *new], tools)
+        return replace(whole, fork=f"chat template: {self.handling.why}")
+
+    # -- finding out -------------------------------------------------------------------------
+
+    def _stop_ids(self) -> list[int]:
+        found = [self._tokenizer.convert_tokens_to_ids(text) for text in self._text.stops]
+        ids = [index for index in found if index is not None]
+        if not ids:
+            raise ConfigError(
+                f"chat template {self._text.template.name}: no token ends an answer",
+                hint="name an eos_token_id in the model's generation_config.json",
+            )
+        return ids
+
+    def _require_allowed(self) -> None:
+        if self.handling.kind == "forked" and self.settings.on_unstable == "refuse":
+            raise ConfigError(
+                f"chat template {self._text.template.name} cannot be appended to: "
+                f"{self.handling.why}",
+                hint="renderer.on_unstable: fork renders the whole history each turn",
+            )
+
+    def _choose_parser(self) -> ToolParser:
+        reasoning = self._reasoning()
+        if self.settings.tool_parser != "auto":
+            return tool_parser(self.settings.tool_parser, reasoning)
+        try:
+            text = shown(self._text.said(assistant(tool_calls=[_PROBE])))
+        except RenderError:
+            text = ""
+        for stop in self._text.stops:
+            text = text.removesuffix(stop)
+        if "zqx_look" not in text:  # no call is shown; the format that most models know
+            return tool_parser("hermes", reasoning)
+        for name in TOOL_PARSERS:
+            parser = tool_parser(name, reasoning)
+            calls = parser.parse(text, PROBE_TOOLS).tool_calls
+            if [(each.name, each.arguments) for each in calls] == [(_PROBE.name, _PROBE.arguments)]:
+                return parser
+        raise ConfigError(
+            f"chat template {self._text.template.name}: no parser reads its calls",
+            hint=f"renderer.tool_parser: one of {', '.join(TOOL_PARSERS)}",
+        )
+
+    def _reasoning(self) -> Reasoning:
+        if self.settings.reasoning != "auto":
+            return self.settings.reasoning
+        opened = self.settings.reasoning_tags[0]
+        return "opened" if self._text.opening.rstrip().endswith(opened) else "tagged"
+
+    def _between(self) -> str:
+        """Return the white space that the template writes between two turns."""
+        try:
+            text = self._text.prompt([assistant("zqx")], (), prompt=False)
+        except RenderError:
+            return ""
+        rest = text.rpartition("zqx")[2]
+        return next((rest[len(s) :] for s in self._text.stops if rest.startswith(s)), "")
+
+
+_PROBE = ToolCall("zqx_look", {"where": "zqxthere"}, "call_0")
+_HANDLED = {
+    "stable": "stable, turns are appended as the template itself writes them",
+    "bridged": "bridged, sampled turns stay and what comes between is appended",
+    "forked": "forked per turn",
+}
+
+__all__ = ["Handling", "TemplateRenderer"]
