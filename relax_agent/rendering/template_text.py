@@ -116,7 +116,9 @@ class TemplateText:
         common = _common(rest, ending)
         found = self._stop.search(rest)
         if found is None or found.start() > common:
-            return Tail("", False, rest[common:] if shape else rest[len(_blank(rest, common)) :])
+            # What the turn is separated with stands behind a bare answer too; it is not sampled.
+            separator = self._ending(()) if ending.endswith(self._ending(())) else ""
+            return Tail("", False, rest[max(common - len(separator), 0) :])
         return Tail(found.group(), found.end() > common, rest[found.end() :])
 
     def said(self, message: AssistantMessage) -> str:
@@ -310,11 +312,6 @@ def _common(one: str, other: str) -> int:
     """Return how many characters two texts begin with alike."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _blank(rest: str, most: int) -> str:
-    """Return the white space at the beginning, not more than ``most`` characters."""
-    return rest[: min(most, len(rest) - len(rest.lstrip()))]
 
 
 def _short(index: str) -> str:
