@@ -16,9 +16,12 @@ Whose text is searched for what:
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from relax_agent.rendering.rendered import normalise_tools
 
 BREAK = "\ufdd0"
 """A code point that Unicode reserves for a program's own use; it never occurs in a text."""
@@ -56,6 +59,28 @@ class Lookalikes:
     def hide(self, value: Any, role: str = "user") -> Any:
         """Return text, or the texts inside of lists and objects, with look-alikes broken up."""
         return _hidden(value, self._special if role in ("system", "assistant") else self._all)
+
+
+class Schemas:
+    """Tool schemas in one shape with look-alikes hidden, each list of them prepared once."""
+
+    _MOST = 64
+
+    def __init__(self, lookalikes: Lookalikes) -> None:
+        self._lookalikes = lookalikes
+        self._known: dict[int, tuple[list[Any], list[dict[str, Any]]]] = {}
+
+    def prepare(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return schemas as a chat format gets them."""
+        tools = list(tools) if not isinstance(tools, list) else tools
+        known = self._known.get(id(tools))
+        if known is not None and known[0] == tools:
+            return known[1]
+        prepared: list[dict[str, Any]] = self._lookalikes.hide(normalise_tools(tools))
+        if len(self._known) >= self._MOST:
+            self._known = {}
+        self._known[id(tools)] = copy.deepcopy(tools), prepared
+        return prepared
 
 
 def cut(text: str) -> list[str]:

@@ -29,7 +29,7 @@ from relax_agent.messages import (
     tool_message,
     user,
 )
-from relax_agent.rendering.lookalikes import BREAK, NO_THOUGHT, Lookalikes
+from relax_agent.rendering.lookalikes import BREAK, NO_THOUGHT, Lookalikes, Schemas
 from relax_agent.rendering.parsers.values import (
     MALFORMED,
     NO_NAME,
@@ -73,6 +73,7 @@ class PackageRenderer:
         self._lookalikes = Lookalikes(
             set(tokenizer.special) - set(kept), set(tokenizer.markup) - set(kept)
         )
+        self._prepared = Schemas(self._lookalikes)
         self._format = _create(tokenizer, settings)
         self._takes_media = _takes_media(self._format)
         self.stop_token_ids = list(self._format.get_stop_token_ids())
@@ -237,7 +238,7 @@ class PackageRenderer:
         )
 
     def _schemas(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-        return self._lookalikes.hide(normalise_tools(tools)) if tools else None
+        return self._prepared.prepare(tools) if tools else None
 
     def _plain(self, message: Message) -> dict[str, Any]:
         if message.media and not self._takes_media:

@@ -33,8 +33,7 @@ from relax_agent.messages import (
     user,
 )
 from relax_agent.rendering.chat_template import ChatTemplate
-from relax_agent.rendering.lookalikes import NO_THOUGHT, Lookalikes
-from relax_agent.rendering.rendered import normalise_tools
+from relax_agent.rendering.lookalikes import NO_THOUGHT, Lookalikes, Schemas
 from relax_agent.rendering.tokens import TokenIds
 
 SAID, ASKED = "zqxsaidxqz", "zqxaskedxqz"
@@ -84,6 +83,7 @@ class TemplateText:
     ) -> None:
         self.template = template
         self._tokens, self._lookalikes, self.tags = tokens, lookalikes, tags
+        self._schemas = Schemas(lookalikes)
         self.dialect = Dialect()
         self._ending = lru_cache(256)(self._rendered_ending)
         self.dialect = self._find_dialect()
@@ -245,7 +245,7 @@ class TemplateText:
     def _render(
         self, plain: list[dict[str, Any]], tools: Sequence[dict[str, Any]], *, prompt: bool = True
     ) -> str:
-        schemas = self._lookalikes.hide(normalise_tools(tools)) if tools else ()
+        schemas = self._schemas.prepare(tools) if tools else ()
         if self.dialect.parts:
             plain = [each | {"content": self._content(each["content"])} for each in plain]
         return self.template.render(plain, schemas, prompt=prompt)

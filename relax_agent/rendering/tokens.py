@@ -47,7 +47,8 @@ class TokenIds:
         pieces = cut(text)
         if len(pieces) == 1:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        encoded = self._tokenizer.encode_batch(pieces, add_special_tokens=False)
+        # One by one: a batch would start threads, which no later fork survives unharmed.
+        encoded = (self._tokenizer.encode(each, add_special_tokens=False) for each in pieces)
         return [index for each in encoded for index in each.ids]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
