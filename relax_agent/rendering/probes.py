@@ -27,7 +27,7 @@ from relax_agent.messages import (
     tool_message,
     user,
 )
-from relax_agent.rendering.template_text import TemplateText
+from relax_agent.rendering.template_text import Tail, TemplateText
 
 Kind = Literal["stable", "bridged", "forked"]
 PROBE_TOOLS: list[dict[str, Any]] = [
@@ -40,6 +40,7 @@ PROBE_TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
+_LATER = "later system messages"
 _MARK = re.compile(r"zqx(?:said|where|thought)\d+xqz")
 
 
@@ -51,6 +52,12 @@ class Handling:
     why: str = ""
     refused: tuple[str, ...] = ()
     """What the template does not take at all, e.g. system messages."""
+    moves_system: bool = False
+    """Whether a system message behind a turn is moved to the beginning."""
+    dropped: tuple[str, ...] = ()
+    """Roles whose messages the template leaves out without a word."""
+    shows_tools: bool = True
+    """Whether the model gets to see which tools there are."""
 
 
 def prove(text: TemplateText) -> Handling:
@@ -59,9 +66,13 @@ def prove(text: TemplateText) -> Handling:
     Raises:
         ConfigError: the template does not even take a question, an answer and a question.
     """
+    dropped = tuple(role for role in ("tool", "system") if _drops(text, role))
     refused: list[str] = []
     bridged = ""
+    moves_system = False
     for name, messages in _conversations():
+        if _uses(messages, dropped):
+            continue
         try:
             flaw, bridge = _check(text, messages)
         except RenderError as error:
@@ -69,12 +80,32 @@ def prove(text: TemplateText) -> Handling:
                 raise ConfigError(f"chat template {text.template.name}: {error}") from error
             refused.append(name)
             continue
-        if flaw:
+        if flaw and name == _LATER:
+            moves_system = True
+        elif flaw:
             return Handling("forked", f"{flaw} ({name})", tuple(refused))
         bridged = bridged or bridge
     if not bridged and not text.tail([user("?")], ()).stop:
         bridged = "it ends a turn with no stop token"
-    return Handling("bridged" if bridged else "stable", bridged, tuple(refused))
+    shows_tools = "zqx_look" in text.prompt([user("?")], PROBE_TOOLS)
+    kind: Kind = "bridged" if bridged else "stable"
+    return Handling(kind, bridged, tuple(refused), moves_system, dropped, shows_tools)
+
+
+def _drops(text: TemplateText, role: str) -> bool:
+    """Return whether what a role says is left out."""
+    call = ToolCall("zqx_look", {"where": "zqxwhere0xqz"}, "call_0")
+    told = "zqxsaid9xqz"
+    try:
+        if role == "system":
+            return told not in text.prompt([system(told), user("?")], ())
+        return told not in text.tail([tool_message(told, call)], PROBE_TOOLS).text
+    except RenderError:
+        return False
+
+
+def _uses(messages: Sequence[Message], roles: Sequence[str]) -> bool:
+    return any(message.role in roles for message in messages)
 
 
 def _conversations() -> Iterator[tuple[str, list[Message]]]:
@@ -87,7 +118,7 @@ def _conversations() -> Iterator[tuple[str, list[Message]]]:
     yield "reasoning", _numbered("u r u r u")
     yield "reasoning with calls", _numbered("u R t R t r u r u")
     yield "system messages", _numbered("s u a u c t a u")
-    yield "later system messages", _numbered("u a s u a u")
+    yield _LATER, _numbered("u a s u a u")
 
 
 def _numbered(kinds: str) -> list[Message]:
@@ -116,7 +147,9 @@ def _check(text: TemplateText, messages: list[Message]) -> tuple[str, str]:
     """Return why the template must be forked, and why it must be bridged; empty if it need not."""
     whole = text.prompt(messages, PROBE_TOOLS)
     turns = [i for i, each in enumerate(messages) if isinstance(each, AssistantMessage)]
-    if not whole.startswith(text.prompt(messages[: turns[0]], PROBE_TOOLS, prompt=False)):
+    # Some templates end a finished conversation in another way, so both of its ends are tried.
+    begins = (text.prompt(messages[: turns[0]], PROBE_TOOLS, prompt=p) for p in (True, False))
+    if not any(map(whole.startswith, begins)):
         return "it rewrites the beginning when more is said", ""
     bridge = ""
     for i, until in zip(turns, [*turns[1:], len(messages)], strict=True):
@@ -140,15 +173,17 @@ def _check_turn(
     at = max(found)
     if at < 0:
         return "it leaves out earlier answers", ""
-    rest = whole[at:]
-    tail = text.tail(new, PROBE_TOOLS, prompt=False)
-    begin = rest.find(tail.stop + tail.text)
-    passed = rest[len(marks[found.index(at)]) : max(begin, 0)]
-    if begin < 0 or _MARK.search(passed):
-        return "what it writes behind a turn depends on what else was said", ""
-    if turn.reasoning and turn.reasoning not in whole:
-        return "", "it drops earlier reasoning"
+    rest = whole[at + len(marks[found.index(at)]) :]
     asked = text.tail(new, PROBE_TOOLS)
-    if not rest[begin:].startswith(asked.stop + asked.text):
+    if _stands(asked, rest):
+        lost = turn.reasoning is not None and turn.reasoning not in whole
+        return "", "it drops earlier reasoning" if lost else ""
+    if _stands(text.tail(new, PROBE_TOOLS, prompt=False), rest):
         return "", "it begins an answer in another way than it tells one"
-    return "", ""
+    return "what it writes behind a turn depends on what else was said", ""
+
+
+def _stands(tail: Tail, rest: str) -> bool:
+    """Return whether a text goes on with a tail before it goes on with any other message."""
+    begin = rest.find(tail.stop + tail.text)
+    return begin >= 0 and not _MARK.search(rest[:begin])

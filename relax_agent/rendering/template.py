@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from relax_agent.errors import ConfigError, RenderError
-from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant
+from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant, user
 from relax_agent.rendering.chat_template import ChatTemplate
 from relax_agent.rendering.lookalikes import Lookalikes, shown
 from relax_agent.rendering.parsers import TOOL_PARSERS, ToolParser, tool_parser
@@ -69,6 +69,7 @@ class TemplateRenderer:
         """Tokens that end a turn, the one that closes it first."""
         self._stops = frozenset(self.stop_token_ids)
         self.handling = prove(self._text)
+        self._reads_calls = True
         self._parser = self._choose_parser()
         self._require_allowed()
 
@@ -83,9 +84,16 @@ class TemplateRenderer:
         if between:
             words.append(f"{between!r} follows a turn unsampled")
         words.append(f"stop tokens {' '.join(self._text.stops)}")
-        words.append(f"calls {self._parser.name}, reasoning {self._parser.reasoning}")
+        calls = self._parser.name if self._reads_calls else "read by no parser"
+        words.append(f"calls {calls}, reasoning {self._parser.reasoning}")
+        if not handling.shows_tools:
+            words.append("the template shows no tools")
+        if handling.dropped:
+            words.append(f"messages of role {' and '.join(handling.dropped)} are refused")
         if handling.refused:
             words.append(f"the template refuses {', '.join(handling.refused)}")
+        if handling.moves_system:
+            words.append("it moves later system messages to the beginning")
         return "; ".join(words)
 
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered:
@@ -96,6 +104,12 @@ class TemplateRenderer:
         """
         if not messages:
             raise RenderError("there is nothing to render: the environment sent no messages")
+        self._require_shown(messages)
+        if tools and not self._reads_calls:
+            raise RenderError(
+                f"no parser reads the calls of chat template {self._text.template.name}",
+                hint=f"renderer.tool_parser: one of {', '.join(TOOL_PARSERS)}",
+            )
         return Rendered(self._one_bos(self._tokenizer.encode(self._text.prompt(messages, tools))))
 
     def extend(
@@ -118,7 +132,14 @@ class TemplateRenderer:
                 refuses them.
         """
         require_new(new_messages)
-        if self.handling.kind == "forked":
+        self._require_shown(new_messages)
+        moved = self.handling.moves_system and any(m.role == "system" for m in new_messages)
+        if moved and self.settings.on_unstable == "refuse":
+            raise RenderError(
+                "this chat template moves a system message to the beginning",
+                hint="send a Rewrite, or set renderer.on_unstable: fork",
+            )
+        if moved or self.handling.kind == "forked":
             return self._fork(new_messages, tools, history)
         tail = self._text.tail(new_messages, tools)
         ends = bool(sampled_ids) and sampled_ids[-1] in self._stops
@@ -160,6 +181,14 @@ class TemplateRenderer:
                 hint="renderer.tool_media: insert puts them there all the same",
             )
 
+    def _require_shown(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if message.role in self.handling.dropped:
+                raise RenderError(
+                    f"chat template {self._text.template.name} leaves out {message.role} messages",
+                    hint="say it as a user, or give another renderer.template",
+                )
+
     # -- ids ---------------------------------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
@@ -196,7 +225,7 @@ class TemplateRenderer:
         if not history:
             raise RenderError("this chat template cannot append, and there is no history to render")
         whole = self.start([*history, *new], tools)
-        return replace(whole, fork=f"chat template: {self.handling.why}")
+        return replace(whole, fork=f"chat template: {self.handling.why or _MOVED}")
 
     # -- finding out -------------------------------------------------------------------------
 
@@ -235,10 +264,8 @@ class TemplateRenderer:
             calls = parser.parse(text, PROBE_TOOLS).tool_calls
             if [(each.name, each.arguments) for each in calls] == [(_PROBE.name, _PROBE.arguments)]:
                 return parser
-        raise ConfigError(
-            f"chat template {self._text.template.name}: no parser reads its calls",
-            hint=f"renderer.tool_parser: one of {', '.join(TOOL_PARSERS)}",
-        )
+        self._reads_calls = False  # which is no matter where there are no tools
+        return tool_parser("hermes", reasoning)
 
     def _reasoning(self) -> Reasoning:
         if self.settings.reasoning != "auto":
@@ -248,14 +275,11 @@ class TemplateRenderer:
 
     def _between(self) -> str:
         """Return the white space that the template writes between two turns."""
-        try:
-            text = self._text.prompt([assistant("zqx")], (), prompt=False)
-        except RenderError:
-            return ""
-        rest = text.rpartition("zqx")[2]
-        return next((rest[len(s) :] for s in self._text.stops if rest.startswith(s)), "")
+        text = self._text.tail([user("?")], ()).text
+        return text[: len(text) - len(text.lstrip())]
 
 
+_MOVED = "it moves a system message to the beginning"
 _PROBE = ToolCall("zqx_look", {"where": "zqxthere"}, "call_0")
 _HANDLED = {
     "stable": "stable, turns are appended as the template itself writes them",

@@ -15,6 +15,7 @@ serves as stop token all the same.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ class Dialect:
     """Content as a list of parts, never as a string."""
     short_ids: bool = False
     """Call ids of nine letters and digits, as Mistral's templates demand."""
+    json_arguments: bool = False
+    """Arguments of calls as a JSON text, as DeepSeek's templates demand."""
     inline_reasoning: bool = False
     """Reasoning stands in the content, between tags: the template knows no field for it."""
 
@@ -87,7 +90,8 @@ class TemplateText:
         self.dialect = Dialect()
         self._ending = lru_cache(256)(self._rendered_ending)
         self.dialect = self._find_dialect()
-        self.opening = self._find_opening()
+        self.opening = self._render([_QUESTION], ())
+        """A prompt, which ends with the beginning of an answer."""
         self.stops = self._find_stops(stop_ids)
         """Texts of the stop tokens; those that the template itself writes come first."""
         self._stop = re.compile("|".join(map(re.escape, self.stops)) or r"(?!)")
@@ -160,7 +164,7 @@ class TemplateText:
 
         def rendered(body: list[dict[str, Any]]) -> str:
             shape = (("look", "call_0"),) if role == "tool" else ()
-            new = self._with_ids({"role": role, "content": body, "tool_call_id": "call_0"})
+            new = self._in_dialect({"role": role, "content": body, "tool_call_id": "call_0"})
             return self._render([*self._stand_in(shape), new], (), prompt=False)
 
         try:
@@ -178,11 +182,14 @@ class TemplateText:
             if _NEXT not in self._try([user(_NEXT)], dialect):
                 self.prompt([user(_NEXT)], ())  # says what is wrong
                 raise RenderError("the chat template does not show what a user says")
-        call = ToolCall("look", {}, "call_0")
+        call = ToolCall("look", {"where": "x"}, "call_0")
         called = [user("?"), assistant(SAID, tool_calls=[call]), tool_message(_NEXT, call)]
-        shortened = replace(dialect, short_ids=True)
-        if _NEXT not in self._try(called, dialect) and _NEXT in self._try(called, shortened):
-            dialect = shortened
+        forms = [(False, False), (False, True), (True, False), (True, True)]
+        for short_ids, json_arguments in forms:
+            tried = replace(dialect, short_ids=short_ids, json_arguments=json_arguments)
+            if _NEXT in self._try(called, tried):
+                dialect = tried
+                break
         thought = [user("?"), assistant(SAID, reasoning=_NEXT)]
         if _NEXT not in self._try(thought, dialect):
             dialect = replace(dialect, inline_reasoning=True)
@@ -197,18 +204,26 @@ class TemplateText:
         finally:
             self.dialect = kept
 
-    def _find_opening(self) -> str:
-        """Return what stands between a user's message and the first sampled token."""
-        asked = self._render([_QUESTION], ())
-        without = self._render([_QUESTION], (), prompt=False)
-        return asked[len(without) :] if asked.startswith(without) else ""
-
     def _find_stops(self, stop_ids: Sequence[int]) -> list[str]:
         """Return what the template writes right behind an answer, then what the files name."""
         call = ToolCall("look", {}, "call_0")
         found = [self._closer([user(_NEXT)]), self._closer([tool_message(_NEXT, call)])]
         named = [self._tokens.token(index) for index in stop_ids]
-        return list(dict.fromkeys(text for text in (*found, *named) if text))
+        return list(dict.fromkeys(text for text in (*found, self._call_closer(), *named) if text))
+
+    def _call_closer(self) -> str | None:
+        """Return the special token that ends a turn with a call, if one does."""
+        shape = (("look", "call_0"),)
+        ending = self._ending(shape).rstrip()
+        ends = [token for token in self._tokens.special if ending.endswith(token)]
+        last = max(ends, key=len, default=None)
+        if last is None:
+            return None
+        try:  # what also stands between two calls ends a call, not a turn
+            two = self._render(self._stand_in((*shape, ("look", "call_1"))), (), prompt=False)
+        except RenderError:
+            return last
+        return None if last in two.rpartition(ASKED)[0].partition(ASKED)[2] else last
 
     def _closer(self, new: Sequence[Message]) -> str | None:
         """Return the special token that comes right behind an answer's text, if one does."""
@@ -238,8 +253,8 @@ class TemplateText:
         ]
         answer: dict[str, Any] = {"role": "assistant", "content": self._content(SAID)}
         return [
-            _QUESTION | {"content": self._content("?")},
-            self._with_ids(answer | ({"tool_calls": calls} if calls else {})),
+            _QUESTION,
+            self._in_dialect(answer | ({"tool_calls": calls} if calls else {})),
         ]
 
     def _render(
@@ -261,7 +276,7 @@ class TemplateText:
         if isinstance(message, AssistantMessage) and message.reasoning:
             message = self._with_reasoning(message)
         plain: dict[str, Any] = self._lookalikes.hide(to_openai(message), message.role)
-        return self._with_ids(plain)
+        return self._in_dialect(plain)
 
     def _with_reasoning(self, message: AssistantMessage) -> AssistantMessage:
         if not self.dialect.inline_reasoning:
@@ -275,15 +290,22 @@ class TemplateText:
             return [{"type": "text", "text": content}]
         return content
 
-    def _with_ids(self, plain: dict[str, Any]) -> dict[str, Any]:
-        if not self.dialect.short_ids:
-            return plain
-        if "tool_call_id" in plain:
+    def _in_dialect(self, plain: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with ids and arguments as the template wants them."""
+        if self.dialect.short_ids and "tool_call_id" in plain:
             plain = plain | {"tool_call_id": _short(plain["tool_call_id"])}
-        if "tool_calls" in plain:
-            calls = [call | {"id": _short(call["id"])} for call in plain["tool_calls"]]
-            plain = plain | {"tool_calls": calls}
+        if (self.dialect.short_ids or self.dialect.json_arguments) and "tool_calls" in plain:
+            plain = plain | {"tool_calls": [self._call(call) for call in plain["tool_calls"]]}
         return plain
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        if self.dialect.short_ids:
+            call = call | {"id": _short(call["id"])}
+        if self.dialect.json_arguments:
+            function = call["function"]
+            text = json.dumps(function["arguments"], ensure_ascii=False)
+            call = call | {"function": function | {"arguments": text}}
+        return call
 
 
 def _shape(new: Sequence[Message]) -> Shape:

@@ -114,6 +114,27 @@ def test_what_a_template_refuses_is_told_at_the_start_and_in_its_words():
         strict.start([system("a"), QUESTION], [])
 
 
+def test_what_a_template_leaves_out_or_moves_is_refused_and_not_lost():
+    source = (TEMPLATES / "i_newline.jinja").read_text()
+    silent = source.replace("in messages -%}", "in messages if message.role != 'tool' -%}", 1)
+    renderer = TemplateRenderer(IDS, ChatTemplate("silent", silent), stop_ids=[END])
+    assert "messages of role tool are refused" in renderer.summary
+    with pytest.raises(RenderError, match="silent leaves out tool messages"):
+        renderer.extend([END], [tool_message("x", CALL)], [])
+    moves = "{%- for m in messages if m.role == 'system' -%}{{ m.content }}{%- endfor -%}"
+    moves += source.replace("in messages -%}", "in messages if message.role != 'system' -%}", 1)
+    renderer = TemplateRenderer(IDS, ChatTemplate("moves", moves), stop_ids=[END])
+    assert renderer.handling.kind == "stable"
+    assert "moves later system messages" in renderer.summary
+    assert renderer.extend([END], [user("x")], []).fork is None
+    with pytest.raises(RenderError, match=r"moves a system message.*Rewrite"):
+        renderer.extend([END], [system("x")], [])
+    forks = RendererSettings(on_unstable="fork")
+    renderer = TemplateRenderer(IDS, ChatTemplate("moves", moves), forks, stop_ids=[END])
+    history = [QUESTION, assistant("a")]
+    assert "moves a system" in renderer.extend([END], [system("x")], [], history).fork
+
+
 # -- what is appended ----------------------------------------------------------------------------
 
 
@@ -354,15 +375,19 @@ def test_settings_that_cannot_be_followed_are_config_errors(folder, changes, wor
         load_renderer(folder, RendererSettings(**changes))
 
 
-def test_calls_that_no_parser_reads_are_a_config_error():
+def test_calls_that_no_parser_reads_are_an_error_once_there_are_tools():
     source = (TEMPLATES / "i_newline.jinja").read_text()
     strange = (
         source.replace("<tool_call>", "«").replace("</tool_call>", "»").replace('\\"name', "n")
     )
-    with pytest.raises(ConfigError, match=r"no parser.*tool_parser: one of hermes"):
-        TemplateRenderer(IDS, ChatTemplate("strange", strange), stop_ids=[END])
+    unread = TemplateRenderer(IDS, ChatTemplate("strange", strange), stop_ids=[END])
+    assert "read by no parser" in unread.summary
+    assert unread.start([QUESTION], []).ids
+    with pytest.raises(RenderError, match=r"no parser.*tool_parser: one of hermes"):
+        unread.start([QUESTION], TOOLS)
     named = RendererSettings(tool_parser="hermes")
-    TemplateRenderer(IDS, ChatTemplate("strange", strange), named, stop_ids=[END])
+    renderer = TemplateRenderer(IDS, ChatTemplate("strange", strange), named, stop_ids=[END])
+    assert renderer.start([QUESTION], TOOLS).ids
 
 
 # -- what does not fit ---------------------------------------------------------------------------
