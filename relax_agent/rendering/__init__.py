@@ -28,12 +28,14 @@ from relax_agent.rendering.parsers import (
 )
 from relax_agent.rendering.rendered import Medium, Rendered, Renderer, normalise_tools
 from relax_agent.rendering.settings import RendererSettings
+from relax_agent.rendering.streaming import OutputStream
 from relax_agent.rendering.template import TemplateRenderer
 
 __all__ = [
     "ChatTemplate",
     "PackageRenderer",
     "Medium",
+    "OutputStream",
     "Rendered",
     "Renderer",
     "RendererSettings",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from relax_agent.errors import ConfigError, MissingExtraError, RenderError
@@ -24,12 +25,14 @@ from relax_agent.messages import (
     AssistantMessage,
     Message,
     ToolCall,
+    assistant,
     parts,
     to_openai,
     tool_message,
     user,
 )
 from relax_agent.rendering.lookalikes import BREAK, NO_THOUGHT, Lookalikes, Schemas
+from relax_agent.rendering.parsers import ToolParser
 from relax_agent.rendering.parsers.values import (
     MALFORMED,
     NO_NAME,
@@ -40,6 +43,7 @@ from relax_agent.rendering.parsers.values import (
 )
 from relax_agent.rendering.rendered import Rendered, normalise_tools, require_new
 from relax_agent.rendering.settings import RendererSettings
+from relax_agent.rendering.streaming import PROBE, TAGS, OutputStream, parser_of
 from relax_agent.rendering.tokens import TokenIds
 
 _BROKEN = {
@@ -158,6 +162,26 @@ class PackageRenderer:
                 tool_calls=tuple(_call(i, call) for i, call in enumerate(parsed.tool_calls)),
             )
         return replace(message, finish_reason="stop" if stopped else "length")
+
+    def stream(self, tools: Sequence[dict[str, Any]] = ()) -> OutputStream:
+        """Return a reader for one turn whose ids arrive in pieces."""
+        return OutputStream(
+            self._tokenizer,
+            self._stops,
+            self._parser,
+            lambda ids: self.parse(ids, tools),
+            normalise_tools(tools),
+        )
+
+    @cached_property
+    def _parser(self) -> ToolParser | None:
+        """The parser of text that reads what this format writes, if there is one."""
+        opened = self._tokenizer.decode(self._opening).rstrip().endswith(TAGS[0])
+        try:
+            ids = self.completion(assistant(tool_calls=[PROBE]))
+        except RenderError:
+            return None
+        return parser_of(self._tokenizer.decode(ids[:-1]), "opened" if opened else "tagged")
 
     def completion(self, message: AssistantMessage) -> list[int]:
         """Return the ids that a model would have sampled for a message, stop token included.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from relax_agent.errors import ConfigError, RenderError
 from relax_agent.messages import (
@@ -27,19 +27,10 @@ from relax_agent.messages import (
     tool_message,
     user,
 )
+from relax_agent.rendering.streaming import PROBE_TOOLS
 from relax_agent.rendering.template_text import Tail, TemplateText
 
 Kind = Literal["stable", "bridged", "forked"]
-PROBE_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "zqx_look",
-            "description": "Look.",
-            "parameters": {"type": "object", "properties": {"where": {"type": "string"}}},
-        },
-    }
-]
 _LATER = "later system messages"
 _MARK = re.compile(r"zqx(?:said|where|thought)\d+xqz")
 

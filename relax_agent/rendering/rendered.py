@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from relax_agent.errors import RenderError
 from relax_agent.messages import AssistantMessage, Audio, Image, Message, Video
+
+if TYPE_CHECKING:
+    from relax_agent.rendering.streaming import OutputStream
 
 Medium: TypeAlias = Image | Audio | Video
 
@@ -64,6 +67,10 @@ class Renderer(Protocol):
 
     def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
         """Return the message that a model sampled; never raises because of the model's text."""
+        ...
+
+    def stream(self, tools: Sequence[dict[str, Any]] = ()) -> OutputStream:
+        """Return a reader for one turn whose ids arrive in pieces."""
         ...
 
     def completion(self, message: AssistantMessage) -> list[int]:

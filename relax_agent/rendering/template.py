@@ -13,18 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from relax_agent.errors import ConfigError, RenderError
-from relax_agent.messages import AssistantMessage, Message, ToolCall, assistant, user
+from relax_agent.messages import AssistantMessage, Message, assistant, user
 from relax_agent.rendering.chat_template import ChatTemplate
 from relax_agent.rendering.lookalikes import Lookalikes, shown
-from relax_agent.rendering.parsers import TOOL_PARSERS, ToolParser, tool_parser
+from relax_agent.rendering.parsers import TOOL_PARSERS, ToolParser, fold, tool_parser
 from relax_agent.rendering.parsers.reasoning import Reasoning
-from relax_agent.rendering.probes import PROBE_TOOLS, Handling, prove
+from relax_agent.rendering.probes import Handling, prove
 from relax_agent.rendering.rendered import Rendered, normalise_tools, require_new
 from relax_agent.rendering.settings import RendererSettings
+from relax_agent.rendering.streaming import PROBE, OutputStream, parser_of
 from relax_agent.rendering.template_text import TemplateText
 from relax_agent.rendering.tokens import TokenIds
-
-_TAGS = ("<think>", "</think>")
 
 
 class TemplateRenderer:
@@ -153,12 +152,21 @@ class TemplateRenderer:
         """Return the message that a model sampled; never raises because of the model's text."""
         ids = list(output_ids)
         stopped = bool(ids) and ids[-1] in self._stops
-        text = self._tokenizer.decode(ids[:-1] if stopped else ids)
-        for theirs, ours in zip(self.settings.reasoning_tags, _TAGS, strict=True):
-            if theirs != ours:
-                text = text.replace(theirs, ours, 1)
-        message = self._parser.parse(text, normalise_tools(tools))
+        stream = self.stream(tools)
+        message = fold(stream.feed(ids) + stream.finish())
         return replace(message, finish_reason="stop" if stopped else "length")
+
+    def stream(self, tools: Sequence[dict[str, Any]] = ()) -> OutputStream:
+        """Return a reader for one turn whose ids arrive in pieces."""
+        schemas, tags = normalise_tools(tools), self.settings.reasoning_tags
+        return OutputStream(
+            self._tokenizer,
+            self._stops,
+            self._parser,
+            lambda ids: self.parse(ids, tools),
+            schemas,
+            tags,
+        )
 
     def completion(self, message: AssistantMessage) -> list[int]:
         """Return the ids that a model would have sampled for a message, stop token included.
@@ -252,20 +260,16 @@ class TemplateRenderer:
         if self.settings.tool_parser != "auto":
             return tool_parser(self.settings.tool_parser, reasoning)
         try:
-            text = shown(self._text.said(assistant(tool_calls=[_PROBE])))
+            text = shown(self._text.said(assistant(tool_calls=[PROBE])))
         except RenderError:
             text = ""
         for stop in self._text.stops:
             text = text.removesuffix(stop)
         if "zqx_look" not in text:  # no call is shown; the format that most models know
             return tool_parser("hermes", reasoning)
-        for name in TOOL_PARSERS:
-            parser = tool_parser(name, reasoning)
-            calls = parser.parse(text, PROBE_TOOLS).tool_calls
-            if [(each.name, each.arguments) for each in calls] == [(_PROBE.name, _PROBE.arguments)]:
-                return parser
-        self._reads_calls = False  # which is no matter where there are no tools
-        return tool_parser("hermes", reasoning)
+        found = parser_of(text, reasoning)
+        self._reads_calls = found is not None  # if not, it is no matter where there are no tools
+        return found or tool_parser("hermes", reasoning)
 
     def _reasoning(self) -> Reasoning:
         if self.settings.reasoning != "auto":
@@ -280,7 +284,6 @@ class TemplateRenderer:
 
 
 _MOVED = "it moves a system message to the beginning"
-_PROBE = ToolCall("zqx_look", {"where": "zqxthere"}, "call_0")
 _HANDLED = {
     "stable": "stable, turns are appended as the template itself writes them",
     "bridged": "bridged, sampled turns stay and what comes between is appended",

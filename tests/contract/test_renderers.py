@@ -17,6 +17,7 @@ from relax_agent.messages import (
     tool_message,
     user,
 )
+from relax_agent.rendering import fold
 
 FAMILIES = [
     "qwen3",
@@ -166,6 +167,59 @@ def test_parsing_never_raises(name, ids):
     message = renderer_named(name).parse(ids, TOOLS)
     assert isinstance(message, AssistantMessage)
     json.dumps(to_openai(message)).encode()
+
+
+pieces = st.lists(
+    st.sampled_from(
+        [
+            *(
+                "<think>",
+                "</think>",
+                "<tool_call>",
+                "</tool_call>",
+                "é",
+                "😀",
+                "\n",
+                "word ",
+                "{",
+                "<",
+            )
+        ]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=25, deadline=None)
+@given(text=pieces, calls=st.integers(0, 1), size=st.sampled_from([1, 2, 7, 1000]))
+def test_a_turn_read_as_it_comes_is_the_turn_read_at_once(name, text, calls, size):
+    """T55: whatever the cuts, within a character too."""
+    renderer = renderer_named(name)
+    said = renderer.completion(assistant("So.", tool_calls=[CALL] * calls))
+    ids = [*IDS.encode(text), *said]
+
+    def read(step):
+        stream = renderer.stream(TOOLS)
+        events = [e for i in range(0, len(ids), step) for e in stream.feed(ids[i : i + step])]
+        return fold(events + stream.finish())
+
+    assert read(size) == read(1)
+    if name in TOYS:
+        whole = renderer.parse(ids, TOOLS)
+        assert (whole.content, whole.reasoning) == (read(size).content, read(size).reasoning)
+        assert whole.tool_calls == read(size).tool_calls
+
+
+def test_a_plain_turn_streams_as_it_is_parsed(name, renderer):
+    """T55, T64: structured calls, in time where the format allows it."""
+    said = renderer.completion(assistant("So é.", tool_calls=[CALL]))
+    stream = renderer.stream(TOOLS)
+    come = fold([e for i in said for e in stream.feed([i])] + stream.finish())
+    whole = renderer.parse(said, TOOLS)
+    assert [(c.name, c.arguments) for c in come.tool_calls] == [
+        (c.name, c.arguments) for c in whole.tool_calls
+    ]
+    assert come.text == whole.text
 
 
 def test_a_call_comes_back_as_it_was_said(name, renderer):

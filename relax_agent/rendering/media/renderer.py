@@ -20,6 +20,7 @@ from relax_agent.media import Media
 from relax_agent.messages import AssistantMessage, Message, Text, ToolCall, assistant, user
 from relax_agent.rendering.media.processor import MediaProcessor, kind_of
 from relax_agent.rendering.rendered import Rendered, Renderer
+from relax_agent.rendering.streaming import OutputStream
 
 _Placed = tuple[int, int, Media]
 
@@ -84,6 +85,10 @@ class MediaRenderer:
     def parse(self, output_ids: Sequence[int], tools: Sequence[dict[str, Any]]) -> AssistantMessage:
         """Return the message that a model sampled; never raises because of the model's text."""
         return self._text.parse(output_ids, tools)
+
+    def stream(self, tools: Sequence[dict[str, Any]] = ()) -> OutputStream:
+        """Return a reader for one turn whose ids arrive in pieces."""
+        return self._text.stream(tools)
 
     def completion(self, message: AssistantMessage) -> list[int]:
         """Return the ids that a model would have sampled for a message, stop token included."""
