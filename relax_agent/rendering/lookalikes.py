@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from relax_agent.rendering.rendered import normalise_tools
@@ -38,7 +38,11 @@ class Lookalikes:
     """Knows a tokenizer's tokens and hides texts that look like them."""
 
     def __init__(
-        self, special: Iterable[str], markup: Iterable[str] = (), template: str = ""
+        self,
+        special: Iterable[str],
+        markup: Iterable[str] = (),
+        template: str = "",
+        kept: Collection[str] = (),
     ) -> None:
         """Collect what to look for.
 
@@ -47,6 +51,8 @@ class Lookalikes:
             markup: Other added tokens; those that look like a format's markup or occur in the
                 template count. Vocabularies also hold added words, HTML tags and runs of spaces.
             template: The chat template, if there is one.
+            kept: Placeholders of media, which are left alone in the content of messages; whoever
+                puts them there keeps look-alikes of them away.
         """
         hard = {token for token in special if len(token) > 1}
         soft = {token for token in markup if len(token) > 1 and token.strip()}
@@ -55,10 +61,17 @@ class Lookalikes:
         # Whatever the tokenizer's file calls them, these are what role markers look like.
         self._special = _pattern(hard | piped)
         self._all = _pattern(hard | soft)
+        self._special_content = _pattern((hard | piped) - set(kept))
+        self._all_content = _pattern((hard | soft) - set(kept))
 
     def hide(self, value: Any, role: str = "user") -> Any:
         """Return text, or the texts inside of lists and objects, with look-alikes broken up."""
-        return _hidden(value, self._special if role in ("system", "assistant") else self._all)
+        trusted = role in ("system", "assistant")
+        hidden = _hidden(value, self._special if trusted else self._all)
+        if isinstance(value, Mapping) and "content" in value:
+            pattern = self._special_content if trusted else self._all_content
+            hidden["content"] = _hidden(value["content"], pattern)
+        return hidden
 
 
 class Schemas:

@@ -66,17 +66,14 @@ class PackageRenderer:
         Args:
             tokenizer: The model's tokenizer.
             settings: Its name, and its options.
-            kept: Placeholders that stay tokens wherever they stand; whoever gives them keeps
-                look-alikes of them away.
+            kept: Placeholders of media; see :class:`Lookalikes`.
 
         Raises:
             ConfigError: there is no such format, or it does not fit the tokenizer.
             MissingExtraError: the ``renderers`` package is not installed.
         """
         self._tokenizer, self._settings = tokenizer, settings
-        self._lookalikes = Lookalikes(
-            set(tokenizer.special) - set(kept), set(tokenizer.markup) - set(kept)
-        )
+        self._lookalikes = Lookalikes(tokenizer.special, tokenizer.markup, kept=kept)
         self._prepared = Schemas(self._lookalikes)
         self._format = _create(tokenizer, settings)
         self._takes_media = _takes_media(self._format)

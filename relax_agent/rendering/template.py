@@ -21,7 +21,7 @@ from relax_agent.rendering.parsers.reasoning import Reasoning
 from relax_agent.rendering.probes import Handling, prove
 from relax_agent.rendering.rendered import Rendered, normalise_tools, require_new
 from relax_agent.rendering.settings import RendererSettings
-from relax_agent.rendering.streaming import PROBE, OutputStream, parser_of
+from relax_agent.rendering.streaming import PROBE, PROBE_TOOLS, OutputStream, parser_of
 from relax_agent.rendering.template_text import TemplateText
 from relax_agent.rendering.tokens import TokenIds
 
@@ -45,8 +45,7 @@ class TemplateRenderer:
             template: Its chat template.
             settings: The recipe's settings.
             stop_ids: Tokens that the model's files name as an end.
-            kept: Placeholders that stay tokens wherever they stand; whoever gives them keeps
-                look-alikes of them away.
+            kept: Placeholders of media; see :class:`Lookalikes`.
 
         Raises:
             ConfigError: the template cannot be used, or only with a fork each turn and the settings
@@ -54,9 +53,7 @@ class TemplateRenderer:
         """
         self.settings = settings or RendererSettings()
         self._tokenizer = tokenizer
-        lookalikes = Lookalikes(
-            set(tokenizer.special) - set(kept), set(tokenizer.markup) - set(kept), template.source
-        )
+        lookalikes = Lookalikes(tokenizer.special, tokenizer.markup, template.source, kept)
         try:
             self._text = TemplateText(
                 template, tokenizer, lookalikes, stop_ids, self.settings.reasoning_tags
@@ -68,6 +65,7 @@ class TemplateRenderer:
         """Tokens that end a turn, the one that closes it first."""
         self._stops = frozenset(self.stop_token_ids)
         self.handling = prove(self._text)
+        self._text.leave_tools_out(PROBE_TOOLS)
         self._reads_calls = True
         self._parser = self._choose_parser()
         self._require_allowed()

@@ -94,7 +94,19 @@ class TemplateText:
         """A prompt, which ends with the beginning of an answer."""
         self.stops = self._find_stops(stop_ids)
         """Texts of the stop tokens; those that the template itself writes come first."""
+        self._tools_in_tails = True
         self._stop = re.compile("|".join(map(re.escape, self.stops)) or r"(?!)")
+
+    def leave_tools_out(self, tools: Sequence[dict[str, Any]]) -> None:
+        """Render tails without tools if they come out the same, which saves time each turn."""
+        call = ToolCall("look", {}, "call_0")
+        told = tool_message(_NEXT, call)
+        tails: list[list[Message]] = [[user(_NEXT)], [told], [told, user(_NEXT)]]
+        try:
+            same = all(self.tail(tail, tools) == self.tail(tail, ()) for tail in tails)
+        except RenderError:  # some templates refuse such tails
+            same = False
+        self._tools_in_tails = not same
 
     # -- what a renderer asks for ------------------------------------------------------------
 
@@ -114,7 +126,8 @@ class TemplateText:
         """
         shape = _shape(new)
         plain = [self._plain(message) for message in new]
-        text = self._render([*self._stand_in(shape), *plain], tools, prompt=prompt)
+        shown = tools if self._tools_in_tails else ()
+        text = self._render([*self._stand_in(shape), *plain], shown, prompt=prompt)
         rest = _behind(text, shape)
         ending = self._ending(shape)
         common = _common(rest, ending)

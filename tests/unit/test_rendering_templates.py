@@ -362,6 +362,18 @@ def test_a_template_that_drops_pictures_in_tool_messages_is_refused_by_name():
         toy("vi_drops").start([Message("tool", parts(Image(b"x")))], [])
 
 
+def test_placeholders_are_tokens_in_content_alone():
+    """T70: a schema or an argument that spells one puts no medium into the prompt."""
+    source = (TEMPLATES / "i_newline.jinja").read_text()
+    word = "<|image_pad|>"
+    template = ChatTemplate("i", source)
+    renderer = TemplateRenderer(IDS, template, stop_ids=[END], kept=[word])
+    described = {"name": "look", "description": word, "parameters": {}}
+    said = assistant("a", tool_calls=[ToolCall("look", {word: word}, word)])
+    ids = renderer.start([user(f"x{word}"), said, user("y")], [described]).ids
+    assert ids.count(IDS.special[word]) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
