@@ -8,7 +8,6 @@ media is wrapped, so that placeholders and counts come from the model's folder.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from relax_agent.rendering.rendered import Renderer
 from relax_agent.rendering.settings import RendererSettings
 from relax_agent.rendering.template import TemplateRenderer
 from relax_agent.rendering.tokens import TokenIds, load_tokenizer, read_json, stop_ids
-
-_log = logging.getLogger(__name__)
 
 _FAMILIES = {
     "qwen3": ("qwen3", "prime-qwen3"),
@@ -69,7 +66,7 @@ _CONVERSATIONS: list[list[Message]] = [
 
 
 def load_renderer(folder: Path, settings: RendererSettings) -> Renderer:
-    """Return the renderer for a model's folder. It logs one line on how it will work.
+    """Return the renderer for a model's folder; its ``summary`` says in one line how it works.
 
     Raises:
         ConfigError: there is no such format, it does not fit the tokenizer, the folder has no
@@ -79,7 +76,6 @@ def load_renderer(folder: Path, settings: RendererSettings) -> Renderer:
     processor = _media_processor(folder)
     words = () if processor is None else _words(processor)
     text = _load_text(folder, settings, words)
-    _log.info("%s", text.summary)
     if processor is None:
         return text
     from relax_agent.rendering.media import MediaRenderer

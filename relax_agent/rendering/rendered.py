@@ -43,6 +43,11 @@ class Renderer(Protocol):
     stop_token_ids: list[int]
     """Tokens that end a turn, the one that closes it first."""
 
+    @property
+    def summary(self) -> str:
+        """One line: how messages become tokens, and what is done about earlier turns."""
+        ...
+
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered:
         """Return the first prompt of an episode, generation prompt included."""
         ...

@@ -54,6 +54,7 @@ async def conduct(
     """Do a run from the beginning, or from a checkpoint, to the end."""
     monitor.phase("model")
     model = await _find_model(recipe)
+    monitor.message(model.renderer.summary)
     monitor.phase("starting engines and trainer")
     async with (
         supervise(folder.logs) as children,

@@ -34,6 +34,7 @@ from relax_agent.errors import (
     ToolError,
 )
 from relax_agent.messages import Rewrite, ToolCall, assistant, system, user
+from relax_agent.rendering import Rendered
 from relax_agent.rollout import ExpertSource, run_episode
 from relax_agent.rollout.limits import GRACE_S
 from relax_agent.tools import tool
@@ -431,6 +432,25 @@ def replaced(answer, **changes):
     from dataclasses import replace
 
     return replace(answer, **changes)
+
+
+def test_a_format_that_rewrites_history_forks_the_log_by_name_and_is_counted():
+    """T4, T10: the new prompt is rendered whole, and shared only as far as it is equal."""
+    renderer = FakeRenderer()
+    whole = []
+
+    def rewrites(_sampled, new_messages, tools, history):
+        ids = renderer.start([*history[:1], *new_messages], tools).ids
+        whole.append(ids)
+        return Rendered(ids, fork="it drops earlier answers")
+
+    renderer.extend = rewrites
+    episode = play(FakeEnv(turns=3), FakeEngine("a"), renderer=renderer)
+    episode.validate()
+    assert episode.metrics["template_forks"] == 2
+    assert [s.reason for s in episode.segments[1:]] == ["it drops earlier answers"] * 2
+    forked = zip(episode.rows()[1:], whole, strict=True)
+    assert all(list(row.token_ids[: len(ids)]) == ids for row, ids in forked)
 
 
 def test_a_prompt_that_does_not_fit_truncates():

@@ -56,6 +56,11 @@ class MediaRenderer:
         self._like = re.compile("|".join(map(re.escape, self._words.values())))
         self._probe(name)
 
+    @property
+    def summary(self) -> str:
+        """One line: how messages become tokens, and what is done about earlier turns."""
+        return f"{self._text.summary}; takes {' and '.join(self._words)}"
+
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Rendered:
         """Return the first prompt of an episode, generation prompt included.
 
