@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import statistics
 from collections.abc import Callable
@@ -53,6 +54,9 @@ def turns(quick: bool) -> Result:
 
 def _other(module: str) -> Callable[[bool], Result]:
     def measured(quick: bool) -> Result:
+        if importlib.util.find_spec(f"benchmarks.{module}") is None:
+            print(f"  not measured: there is no benchmarks/{module}.py")
+            return {}
         found: Result = importlib.import_module(f"benchmarks.{module}").measure(quick)
         return found
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from relax_agent.errors import RenderError
 from relax_agent.rendering.rendered import normalise_tools
 
 BREAK = "\ufdd0"
@@ -65,7 +66,17 @@ class Lookalikes:
         self._all_content = _pattern((hard | soft) - set(kept))
 
     def hide(self, value: Any, role: str = "user") -> Any:
-        """Return text, or the texts inside of lists and objects, with look-alikes broken up."""
+        """Return text, or the texts inside of lists and objects, with look-alikes broken up.
+
+        Raises:
+            RenderError: the value is nested so deeply that no format could write it.
+        """
+        try:
+            return self._hide(value, role)
+        except RecursionError:
+            raise RenderError("a message is nested too deeply to be rendered") from None
+
+    def _hide(self, value: Any, role: str) -> Any:
         trusted = role in ("system", "assistant")
         hidden = _hidden(value, self._special if trusted else self._all)
         if isinstance(value, Mapping) and "content" in value:
@@ -117,7 +128,7 @@ def _hidden(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         if BREAK in value:
             value = value.replace(BREAK, "\ufffd")
-        return pattern.sub(_broken, value)
+        return pattern.sub(lambda found: _broken(found.group(), pattern), value)
     if isinstance(value, Mapping):
         return {
             key if not isinstance(key, str) else _hidden(key, pattern): (
@@ -130,5 +141,11 @@ def _hidden(value: Any, pattern: re.Pattern[str]) -> Any:
     return value
 
 
-def _broken(found: re.Match[str]) -> str:
-    return f"{BREAK}{BREAK.join(found.group())}{BREAK}"
+def _broken(token: str, pattern: re.Pattern[str]) -> str:
+    """Return a token's text with a break behind its first character, or behind each if need be.
+
+    A page full of look-alikes must not cost an encoding for each of its characters.
+    """
+    first, rest = token[:1], token[1:]
+    inside = BREAK.join(rest) if pattern.search(rest) else rest
+    return f"{BREAK}{first}{BREAK}{inside}{BREAK}"

@@ -15,12 +15,13 @@ The formats themselves come from the ``renderers`` package. This module adds wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from relax_agent.errors import ConfigError, MissingExtraError, RenderError
+from relax_agent.errors import ConfigError, MissingExtraError, RelaxError, RenderError, one_line
 from relax_agent.messages import (
     AssistantMessage,
     Message,
@@ -209,7 +210,8 @@ class PackageRenderer:
     def _body(self, plain: dict[str, Any], after: Sequence[Message]) -> list[int] | None:
         """Return a message's ids behind a generation prompt; None if they do not stand there."""
         asked, answers = self._plain(user("?")), [self._plain(message) for message in after]
-        rendered = self._format.render([asked, plain, *answers])
+        with self._told():
+            rendered = self._format.render([asked, plain, *answers])
         start = len(self._first_prompt)
         if rendered.token_ids[:start] != self._first_prompt:
             return None
@@ -230,9 +232,10 @@ class PackageRenderer:
         self, turn: list[int], new: list[dict[str, Any]], tools: Sequence[dict[str, Any]]
     ) -> list[int] | None:
         known = [*self._opening, *turn]
-        bridged = self._format.bridge_to_next_turn(
-            self._opening, turn, new, tools=self._schemas(tools)
-        )
+        with self._told():
+            bridged = self._format.bridge_to_next_turn(
+                self._opening, turn, new, tools=self._schemas(tools)
+            )
         if bridged is None or bridged.token_ids[: len(known)] != known:
             return None
         return list(bridged.token_ids[len(known) :])
@@ -244,19 +247,24 @@ class PackageRenderer:
         *,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        return list(self._package_render(messages, tools, add_generation_prompt).token_ids)
+        plain = [self._plain(message) for message in messages]
+        with self._told():
+            rendered = self._format.render(
+                plain, tools=self._schemas(tools), add_generation_prompt=add_generation_prompt
+            )
+        return list(rendered.token_ids)
 
-    def _package_render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]],
-        add_generation_prompt: bool = False,
-    ) -> Any:
-        return self._format.render(
-            [self._plain(message) for message in messages],
-            tools=self._schemas(tools),
-            add_generation_prompt=add_generation_prompt,
-        )
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn what a format raises, each in its own way, into one kind of error."""
+        try:
+            yield
+        except RelaxError:
+            raise
+        except Exception as error:
+            raise RenderError(
+                f"the chat format {self._settings.name} refuses: {one_line(error)}"
+            ) from error
 
     def _schemas(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
         return self._prepared.prepare(tools) if tools else None

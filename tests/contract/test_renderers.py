@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rendering_support import SEVEN, family, tokens, toy
 
+from relax_agent.errors import RenderError
 from relax_agent.messages import (
     AssistantMessage,
+    Message,
     ToolCall,
     assistant,
+    parts,
     to_openai,
     tool_message,
     user,
@@ -243,6 +246,25 @@ def test_nothing_is_sampled_between_two_turns_but_the_turn_itself(name, renderer
     text = IDS.decode(log)
     assert [text.count(t) for t in ("Answer one.", "Sure?", "Answer two.")] == [1, 1, 1]
     assert log[-1] in renderer.stop_token_ids
+
+
+def test_what_a_format_cannot_hold_is_refused_in_words(name, renderer):
+    """Whatever it raises inside, an episode ends with a sentence and not with a crash."""
+    deep = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    for message in (
+        assistant(tool_calls=[ToolCall("look", deep, "call_0")]),
+        assistant(tool_calls=[CALL, CALL, CALL]),
+        Message("tool", parts("x")),
+        Message("system", ()),
+    ):
+        try:
+            ids = renderer.start([QUESTION, message, user("?")], TOOLS).ids
+        except RenderError as error:
+            assert "\n" not in str(error)
+        else:
+            assert all(isinstance(i, int) for i in ids)
 
 
 def test_schemas_in_both_shapes_render_to_the_same_ids(renderer):
