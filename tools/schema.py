@@ -203,6 +203,7 @@ def _field(
             hint=f"annotate it, e.g. {parameter.name}: str",
         )
     kind = hints[parameter.name]
+    kind = Annotated[kind, _Own()]
     if docs.get(parameter.name):
         kind = Annotated[kind, Field(description=docs[parameter.name])]
     default = parameter.default
@@ -212,6 +213,14 @@ def _field(
         kind = Annotated[(kind, *facts["metadata"], Field(**words))]
         default = parameter.empty if default.is_required() else default
     return kind if default is parameter.empty else NotRequired[kind]
+
+
+class _Own:
+    """Tells one parameter's type from every other one.
+
+    ``typing`` hands out one object for equal types, and ``int | str`` equals ``str | int``: without
+    this, the order in one tool's schema would be that of whichever tool was declared before it.
+    """
 
 
 _DEFAULTS = {"default", "default_factory", "annotation"}

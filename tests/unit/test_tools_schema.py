@@ -448,3 +448,26 @@ def test_the_page_about_tools_shows_code_that_runs():
             return [(await session.call(each)).text for each in calls]
 
     assert asyncio.run(main()) == ["1", '["owls in a text"]']
+
+
+def test_a_union_keeps_its_order_whatever_was_declared_before():
+    def first(a: str | int = 1, b: str | float | None = None) -> str:
+        """Do."""
+
+    def second(a: int | str = 1, b: float | str | None = None) -> str:
+        """Do."""
+
+    def third(a: int | str = 1, b: None | str | float = None) -> str:
+        """Do.
+
+        Args:
+            a: A thing.
+        """
+
+    orders = [
+        [[each["type"] for each in Tool(f).parameters["properties"][p]["anyOf"]] for p in "ab"]
+        for f in (first, second, third, first)
+    ]
+    assert orders[0] == orders[3] == [["string", "integer"], ["string", "number", "null"]]
+    assert orders[1] == [["integer", "string"], ["number", "string", "null"]]
+    assert orders[2] == [["integer", "string"], ["string", "number", "null"]]  # null comes last
