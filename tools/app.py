@@ -193,10 +193,10 @@ def _endpoint(tool: Tool[..., Any], service: ToolService) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
-        if service.draining:
+        body = None if service.draining else await read_body(request, limit)
+        if service.draining:  # by now: a body may take its time
             service.metrics.refused += 1
             return _reply(_ENDING, headers, {REFUSED: ENDING, "Connection": "close"})
-        body = await read_body(request, limit)
         if body is None:
             service.metrics.refused += 1
             words = f"{tool.name}: the arguments are larger than {limit:,} bytes"

@@ -64,6 +64,8 @@ _DEADLINE_MARGIN_S = 1.0
 """The same where the caller itself stops waiting."""
 _KEEP_ALIVE_S = 15.0
 """Idle connections end here first, long before the server would end them."""
+_MOST_HEADER = 200
+"""Characters of an id that goes along as a header; the server reads no more."""
 _ACCEPT = f"{FRAME_TYPE}, {JSON_TYPE}"
 _AGAIN = {ToolErrorKind.CRASHED, ToolErrorKind.TIMEOUT, ToolErrorKind.UNAVAILABLE}
 MEDIA: dict[str, type[Any]] = {"image": Image, "audio": Audio, "video": Video}
@@ -189,7 +191,7 @@ class RemoteToolset(Closing):
         except ToolError as error:
             return ToolResult.failure(error.kind, f"{call.name}: {error}")
         headers = {"Content-Type": content_type, "Accept": _ACCEPT}
-        if call.id and call.id.isascii() and call.id.isprintable():
+        if call.id and _fits_a_header(call.id):
             headers[CALL_ID] = call.id
         if session is not None and tool.stateful:
             return await self._in_session(tool, body, headers, session)
@@ -255,7 +257,7 @@ class RemoteToolset(Closing):
         """Make one request, and tell how far it got."""
         timeout = _within(tool.timeout_s + _MARGIN_S)
         context = current_call()
-        if context.episode is not None and context.episode.isascii():
+        if context.episode and _fits_a_header(context.episode):
             headers[EPISODE] = context.episode
         if context.deadline is not None:
             left = context.deadline - time.monotonic()
@@ -298,6 +300,10 @@ class RemoteToolset(Closing):
         await self._session.close()
 
 
+def _fits_a_header(text: str) -> bool:
+    return len(text) <= _MOST_HEADER and text.isascii() and text.isprintable()
+
+
 def _may_repeat(tool: RemoteTool, result: ToolResult, reach: _Reach) -> bool:
     return tool.idempotent and reach is not _Reach.ANSWERED and result.error in _AGAIN
 
@@ -324,14 +330,28 @@ def _unavailable(tool: RemoteTool, error: Exception) -> ToolResult:
     return _failure(tool, ToolErrorKind.UNAVAILABLE, words)
 
 
+async def _body_of(response: aiohttp.ClientResponse, most: int) -> bytes | None:
+    """Return an answer's body; None if it is larger than it may be, also once unpacked."""
+    size = response.content_length
+    if size is not None and "Content-Encoding" not in response.headers:
+        return await response.read() if size <= most else None
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most:
+            response.close()
+            return None
+    return bytes(body)
+
+
 async def _read(
     tool: RemoteTool, replica: Replica, response: aiohttp.ClientResponse
 ) -> tuple[ToolResult, _Reach]:
-    size = response.content_length
-    if size is not None and size > 2 * tool.max_output_bytes + (1 << 20):
-        words = f"the tool server answers with {size:,} bytes"
+    most = 2 * tool.max_output_bytes + (1 << 20)
+    body = await _body_of(response, most)
+    if body is None:
+        words = f"the tool server answers with more than {most:,} bytes"
         return _failure(tool, ToolErrorKind.TOO_LARGE, words), _Reach.LOST
-    body = await response.read()
     try:
         result = load_result(response.headers.get("Content-Type", ""), body)
     except (ValueError, RecursionError):

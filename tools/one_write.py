@@ -1,8 +1,12 @@
-"""Uvicorn's HTTP connection, with the head and the body of an answer in one write.
+"""Uvicorn's HTTP connection: answers in one write, and an end for peers that leave it waiting.
 
-Uvicorn writes them one after the other, each with a system call that wakes the client: for small
-answers that is half of what a request costs. Here what is written in one turn of the event loop
-goes out together.
+Uvicorn writes head and body one after the other, each with a system call that wakes the client: for
+small answers that is half of what a request costs. Here what is written in one turn of the event
+loop goes out together.
+
+A peer that never finishes its request, or never begins one, or never reads its answer, would keep
+its connection, with its descriptor and its buffers, for ever. So every connection is looked at now
+and then, and cut if it waited for the same thing the last time.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from typing import Any
 
 _LARGE = 1 << 16
 """Bytes that are not worth copying to save a write."""
+LOOK_S = 60.0
+"""Seconds between two looks at a connection: half of what a peer may keep it waiting."""
 
 
 class _OneWrite:
@@ -61,11 +67,40 @@ class _OneWrite:
 
 
 def http_class() -> Any:
-    """Return what ``uvicorn.Config(http=…)`` takes."""
+    """Return what ``uvicorn.Config(http=…)`` takes: uvicorn's own choice, as said above."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Connection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
+        _look: asyncio.TimerHandle
+        _waited: tuple[object, int] | None = None
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(_OneWrite(transport))
+            self._look = self.loop.call_later(LOOK_S, self._look_at_it)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._look.cancel()
+            super().connection_lost(exc)
+
+        def _look_at_it(self) -> None:
+            if self.transport.get_protocol() is not self:  # a WebSocket by now
+                return
+            before, self._waited = self._waited, self._waits_for()
+            if self._waited is not None and self._waited == before:
+                self.transport.abort()
+                return
+            self._look = self.loop.call_later(LOOK_S, self._look_at_it)
+
+        def _waits_for(self) -> tuple[object, int] | None:
+            """Return the request, and the bytes of its answer, that the peer keeps waiting."""
+            unread = self.transport.get_write_buffer_size()
+            cycle = self.cycle
+            if unread:
+                return cycle, unread
+            if cycle is None:
+                return self, 0
+            if cycle.response_complete:  # between two requests, uvicorn's own timer runs
+                return None if self.timeout_keep_alive_task is not None else (cycle, 0)
+            return (cycle, 0) if cycle.more_body else None
 
     return Connection

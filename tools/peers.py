@@ -19,6 +19,7 @@ import aiohttp
 from fastapi import Request, Response
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
+from yarl import URL
 
 from relax_agent.errors import ToolErrorKind
 from relax_agent.messages import ToolCall
@@ -55,7 +56,8 @@ class Peers:
     def home(self, session_id: str) -> int | None:
         """Return the worker that has a session, if it is another one."""
         number = session_id.partition(".")[0]
-        found = int(number) if number.isdigit() and len(number) < 6 else self.worker
+        ours = number.isascii() and number.isdigit() and len(number) < 6
+        found = int(number) if ours else self.worker
         return found if found != self.worker and found < self.count else None
 
     @property
@@ -73,8 +75,9 @@ class Peers:
         """
         session = self._session(worker)
         try:
+            url = URL(f"http://worker{quote(path)}", encoded=True)  # as it came, dots and all
             async with session.request(
-                method, f"http://worker{path}", headers=headers, data=body, timeout=_LIMIT
+                method, url, headers=headers, data=body, timeout=_LIMIT
             ) as response:
                 kept = [item for item in response.raw_headers if item[0].lower() not in _HOP]
                 return response.status, kept, await response.read()
@@ -122,7 +125,7 @@ class Peers:
         }
         try:
             _, kept, answer = await self.request(
-                worker, "POST", f"/tools/{quote(call.name)}", headers, body
+                worker, "POST", f"/tools/{call.name}", headers, body
             )
             told = {name.lower(): value for name, value in kept}
             return load_result(told.get(b"content-type", b"").decode(), answer)

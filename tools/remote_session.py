@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 _OPEN_S = 30.0
 _CLOSE_S = 15.0
+_USUAL_S, _SHORTEST_S = 60.0, 0.05
+_MOST_AT_ONCE = 1000
+"""Sessions that one request renews; servers take ten times as many."""
 
 
 class RemoteSession(Closing):
@@ -85,7 +89,7 @@ class RemoteSession(Closing):
                 status, answer = await self._toolset.ask("POST", replica, "/sessions", _OPEN_S)
                 if status == 201 and isinstance(answer.get("session"), str):
                     self.replica, self.id = replica, answer["session"]
-                    self._toolset.keep(self, float(answer.get("lease_s", 60.0)))
+                    self._toolset.keep(self, _lease_of(answer))
                     return
             finally:
                 replica.sessions -= self.id is None
@@ -120,7 +124,7 @@ class Renewer:
     def __init__(self, toolset: RemoteToolset) -> None:
         self._toolset = toolset
         self._sessions: set[RemoteSession] = set()
-        self._lease_s = 60.0
+        self._lease_s = _USUAL_S
         self._task: asyncio.Task[None] | None = None
 
     def keep(self, session: RemoteSession, lease_s: float) -> None:
@@ -153,14 +157,32 @@ class Renewer:
             for each in self._sessions:
                 if each.replica is not None and each.id is not None:
                     by_replica.setdefault(each.replica, {})[each.id] = each
-            for replica, sessions in by_replica.items():
-                body = {"sessions": list(sessions)}
-                limit_s = self._lease_s / 6
-                status, answer = await self._toolset.ask(
-                    "POST", replica, "/sessions/renew", limit_s, body
-                )
-                for lost in answer.get("lost", ()) if status == 200 else ():
-                    sessions[lost].lost = True
+            async with asyncio.TaskGroup() as group:  # one that hangs must not hold up the others
+                for replica, sessions in by_replica.items():
+                    items = list(sessions.items())
+                    for start in range(0, len(items), _MOST_AT_ONCE):
+                        some = dict(items[start : start + _MOST_AT_ONCE])
+                        group.create_task(self._renew(replica, some))
+
+    async def _renew(self, replica: Replica, sessions: dict[str, RemoteSession]) -> None:
+        body = {"sessions": list(sessions)}
+        status, answer = await self._toolset.ask(
+            "POST", replica, "/sessions/renew", self._lease_s / 6, body
+        )
+        lost = answer.get("lost") if status == 200 else None
+        if not isinstance(lost, list):
+            words = answer.get("detail") or status
+            logger.warning("%d sessions at %s: not renewed: %s", len(sessions), replica.url, words)
+            return
+        for each in lost:
+            if isinstance(each, str) and each in sessions:
+                sessions[each].lost = True
+
+
+def _lease_of(answer: dict[str, Any]) -> float:
+    """Return the seconds of a lease that a server told of; the usual ones if it tells nonsense."""
+    told = answer.get("lease_s")
+    return told if isinstance(told, int | float) and _SHORTEST_S <= told < math.inf else _USUAL_S
 
 
 async def ask(

@@ -147,9 +147,10 @@ def load_arguments(body: bytes, schema: Mapping[str, Any], *, framed: bool) -> A
 
 
 def _named(text: str, kind: str, mimes: Sequence[str], blobs: Sequence[bytes]) -> Any:
-    if not text.startswith("blob:") or not text[5:].isdigit():
+    digits = text.removeprefix("blob:")
+    if digits == text or not (digits.isascii() and digits.isdigit()):
         return text
-    number = int(text[5:8])
+    number = int(digits[:9])
     return _MEDIA[kind](_blob(number, blobs), mimes[number])
 
 

@@ -25,7 +25,7 @@ from starlette.routing import WebSocketRoute
 from relax_agent.envs.registration import spec as find_spec
 from relax_agent.envs.serving.leases import Leases, ServingLimits
 from relax_agent.envs.serving.routes import HttpSessions, add_routes
-from relax_agent.envs.serving.transport import http_class, websocket_class
+from relax_agent.envs.serving.transport import websocket_class
 from relax_agent.envs.serving.websocket import WebSocketEndpoint
 from relax_agent.envs.specs import EnvSpec
 from relax_agent.tools.serving import (
@@ -159,7 +159,6 @@ def _config(app: FastAPI, limits: ServingLimits) -> Any:
     return config_of(
         app,
         lifespan="on",
-        http=http_class(),
         ws=websocket_class(),
         ws_max_size=limits.max_request_bytes,
         ws_ping_interval=_PING_S,

@@ -110,7 +110,7 @@ def test_media_that_are_too_large_are_refused_in_words_and_the_connection_stays(
     ],
 )
 def test_a_request_that_never_ends_does_not_keep_its_connection(sent, monkeypatch):
-    monkeypatch.setattr("relax_agent.envs.serving.transport.LOOK_S", 0.1)
+    monkeypatch.setattr("relax_agent.tools.one_write.LOOK_S", 0.1)
 
     async def main():
         async with open_env_server(PROBE) as url:
@@ -130,7 +130,7 @@ def test_a_request_that_never_ends_does_not_keep_its_connection(sent, monkeypatc
 
 @pytest.mark.parametrize("scheme", ["ws", "http"])
 def test_a_connection_whose_requests_do_end_is_kept(scheme, monkeypatch):
-    monkeypatch.setattr("relax_agent.envs.serving.transport.LOOK_S", 0.05)
+    monkeypatch.setattr("relax_agent.tools.one_write.LOOK_S", 0.05)
 
     async def main():
         async with open_env_server(PROBE) as url:

