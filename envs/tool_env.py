@@ -26,6 +26,8 @@ An exception in a hook or in ``score`` is the environment's failure: the episode
 A ``score`` that takes over ``score_timeout`` seconds is given up and counts 0, and so is a rubric's
 function that fails in whatever way, with the value that it states for that.
 
+Before the first episode of a process the tools' warm-up hooks run, so that no call pays for them.
+
 Plain hooks, scores and tools run in threads that change from call to call. What insists on one
 thread (a SQLite connection, a browser) wants ``async def``, or a :class:`SyncEnv`.
 """
@@ -54,6 +56,7 @@ from relax_agent.errors import (
 from relax_agent.messages import AssistantMessage, Message, Observation, ToolCall, system, user
 from relax_agent.references import conversation
 from relax_agent.tools import AnyToolset, Tool, ToolResult, Toolset
+from relax_agent.tools.toolset import warm_up
 
 __all__ = ["Score", "ToolEnv", "ToolSource", "Transcript"]
 
@@ -230,6 +233,7 @@ class ToolEnv(Env):
         self.require_built()
         self._running = self.over = False
         await self._leave()
+        await warm_up(self.tools)
         self.seed_rng(seed)
         task = self.task = await self.tasks.fetch(self._choose(dict(options or {})))
         self.transcript = Transcript()

@@ -39,7 +39,7 @@ from relax_agent.tools.serving import (
     write_port,
 )
 from relax_agent.tools.toolset import Toolset
-from relax_agent.tools.trace import JsonlTrace, trace_calls
+from relax_agent.tools.trace import trace_to
 
 __all__ = ["ToolServer", "create_tool_app", "open_server", "serve", "token_from"]
 
@@ -127,18 +127,8 @@ def serve(
         if announce is not None:
             announce(url_of(host, listener))
 
-    with traced(trace):
+    with trace_to(trace):
         serve_process(ToolServer(app, ready, drain_s), listener, parent_pid=parent_pid)
-
-
-@contextlib.contextmanager
-def traced(path: Path | None) -> Any:
-    """Write every call to a file, if one is named."""
-    if path is None:
-        yield
-        return
-    with JsonlTrace(path) as sink, trace_calls(sink):
-        yield
 
 
 @contextlib.asynccontextmanager

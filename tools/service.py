@@ -117,12 +117,9 @@ class ToolService:
     async def _warm_up(self) -> None:
         try:
             await self.toolset.warm_up()
-        except BaseExceptionGroup as failures:
-            first = failures.exceptions[0]
-            if not isinstance(first, ToolError):
-                raise
-            self.failure = first
-            logger.error("%s", first)
+        except ToolError as error:
+            self.failure = error
+            logger.error("%s", error)
 
     def request_limit(self, tool: Tool[..., Any]) -> int:
         """Return the most bytes that the arguments of a tool may have."""

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from relax_agent.errors import ConfigError, ToolErrorKind
@@ -31,7 +32,8 @@ from relax_agent.media import KINDS, kind_of
 from relax_agent.messages import Audio, Image, Part, Text, ToolCall, Video
 from relax_agent.references import media_schema
 from relax_agent.tools.result import ToolResult
-from relax_agent.tools.toolset import AnyToolset, ToolLike, Toolset
+from relax_agent.tools.toolset import AnyToolset, ToolLike, Toolset, warm_up
+from relax_agent.tools.wire import with_media
 
 Medium: TypeAlias = Image | Audio | Video
 
@@ -72,7 +74,7 @@ class MediaShelf:
         self._items: dict[str, Medium] = {}
         self._made: Counter[str] = Counter()
         self._media_arguments = {
-            each["function"]["name"]: _media_arguments(each) for each in self._tools.schemas()
+            each["function"]["name"]: _MediaArguments.of(each) for each in self._tools.schemas()
         }
         for name, medium in (media or {}).items():
             self.put(name, medium)
@@ -148,18 +150,21 @@ class MediaShelf:
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call. Failures are results; only cancellation raises."""
         arguments = call.arguments
-        wanted = self._media_arguments.get(call.name, {})
-        if wanted and isinstance(arguments, dict) and call.error is None:
+        wanted = self._media_arguments.get(call.name)
+        if wanted is not None and isinstance(arguments, dict) and call.error is None:
             arguments = dict(arguments)
-            for name, kind in wanted.items():
-                found = self._find(arguments.get(name), kind)
-                if isinstance(found, str):
-                    message = f"{call.name}: argument '{name}': {found}"
+            for name in wanted.names & arguments.keys():
+                try:
+                    arguments[name] = wanted.resolve(name, arguments[name], self._find)
+                except _NotThere as error:
+                    message = f"{call.name}: argument '{name}': {error}"
                     return ToolResult.failure(ToolErrorKind.NOT_FOUND, message)
-                if found is not None:
-                    arguments[name] = found
             call = ToolCall(call.name, arguments, call.id, call.error)
         return self._keep(await self._tools.call(call), call.name)
+
+    async def warm_up(self) -> None:
+        """Run the tools' warm-up hooks, if they have any in this process."""
+        await warm_up(self._tools)
 
     async def close(self) -> None:
         """Take everything off the shelf and close its tools, unless other sessions use them."""
@@ -167,20 +172,19 @@ class MediaShelf:
         if self._closes_tools:
             await self._tools.close()
 
-    def _find(self, value: Any, kind: str) -> Medium | str | None:
-        """Return the medium that an argument names, what is wrong, or None: it names none here."""
-        if not isinstance(value, str):
-            return None
-        name = value.strip()
+    def _find(self, text: str, kind: str) -> Medium | str:
+        """Return the medium that a text names; the text itself is for the tool to read."""
+        name = text.strip()
         found = self._items.get(name)
         if found is not None:
-            is_kind = kind_of(found) == kind
-            return found if is_kind else f"{name} is of kind {kind_of(found)}, not {kind}"
+            if kind_of(found) != kind:
+                raise _NotThere(f"{name} is of kind {kind_of(found)}, not {kind}")
+            return found
         if name[:5].lower() == "data:" or re.match(rf"(?:{'|'.join(KINDS)}):", name):
-            return None  # for the tool itself
+            return text
         known = [each for each, medium in self._items.items() if kind_of(medium) == kind]
         shown = ", ".join(known[-_SHOWN:]) or "none"
-        return f"there is no {kind} {name[:64]!r}; there is: {shown}"
+        raise _NotThere(f"there is no {kind} {name[:64]!r}; there is: {shown}")
 
     def _keep(self, result: ToolResult, tool: str) -> ToolResult:
         """Put a result's media on the shelf, and tell their names."""
@@ -216,30 +220,88 @@ class MediaShelf:
         return ""
 
 
-def _media_arguments(schema: Mapping[str, Any]) -> dict[str, str]:
-    """Return {argument: kind} of the arguments that are one medium."""
-    properties = schema["function"]["parameters"].get("properties", {})
-    found = {name: _kind(each) for name, each in properties.items()}
-    return {name: kind for name, kind in found.items() if kind}
+class _NotThere(Exception):
+    """A model named a medium that there is not; the words are for it."""
+
+
+@dataclass(frozen=True)
+class _MediaArguments:
+    """The arguments of one tool in which media may be, at any depth."""
+
+    parameters: dict[str, Any]
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> _MediaArguments:
+        parameters = schema["function"]["parameters"]
+        properties = parameters.get("properties", {})
+        names = (name for name, each in properties.items() if _holds_media(each, parameters))
+        return cls(parameters, frozenset(names))
+
+    def resolve(self, name: str, value: Any, find: Callable[[str, str], Any]) -> Any:
+        schema = self.parameters["properties"][name]
+        return with_media(value, schema, find, self.parameters)
+
+
+def _holds_media(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Tell whether a medium can be anywhere in what a schema describes."""
+    seen: set[str] = set()
+    stack = [schema]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, list):
+            stack += each
+        elif isinstance(each, Mapping):
+            if _is_medium(each):
+                return True
+            name = str(each.get("$ref", "")).rpartition("/")[2]
+            if name and name not in seen:
+                seen.add(name)
+                stack.append(root.get("$defs", {}).get(name))
+            stack += each.values()
+    return False
+
+
+def _is_medium(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "string" and schema.get("format") in KINDS
 
 
 def _kind(schema: Any) -> str:
     """Return the kind of medium that a schema stands for; also of one that may be null."""
     if not isinstance(schema, Mapping):
         return ""
-    if schema.get("type") == "string" and schema.get("format") in KINDS:
+    if _is_medium(schema):
         return str(schema["format"])
     return next(filter(None, map(_kind, schema.get("anyOf", ()))), "")
 
 
 def _with_names(schema: dict[str, Any]) -> dict[str, Any]:
-    wanted = _media_arguments(schema)
-    if not wanted:
+    if not _MediaArguments.of(schema).names:
         return schema
     schema = deepcopy(schema)
-    for name, kind in wanted.items():
-        _describe(schema["function"]["parameters"]["properties"][name], kind)
+    parameters = schema["function"]["parameters"]
+    told = []
+    for each in parameters["properties"].values():
+        if kind := _kind(each):
+            _describe(each, kind)
+            told.append(id(each))
+    _describe_within([parameters, *parameters.get("$defs", {}).values()], told)
     return schema
+
+
+def _describe_within(nodes: list[Any], told: list[int]) -> None:
+    """Describe the media in lists and objects, except within nodes that have told already."""
+    while nodes:
+        each = nodes.pop()
+        if id(each) in told:
+            continue
+        if isinstance(each, dict):
+            if _is_medium(each):
+                _describe(each, each["format"])
+            else:
+                nodes += [inner for key, inner in each.items() if key != "$defs"]
+        elif isinstance(each, list):
+            nodes += each
 
 
 def _describe(schema: dict[str, Any], kind: str) -> None:

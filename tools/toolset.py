@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind, one_line
+from relax_agent.errors import ToolDeclarationError, ToolError, ToolErrorKind
 from relax_agent.messages import ToolCall
-from relax_agent.threads import THREADS
 from relax_agent.tools.declaration import Tool
 from relax_agent.tools.result import ToolResult
 from relax_agent.tools.sessions import Instance, SessionClass, ToolSession, is_session_class
 from relax_agent.tools.trace import SINKS, Place, tell
+from relax_agent.tools.warming import is_warm, warm_once
 
 ToolLike: TypeAlias = Tool[..., Any] | Callable[..., Any]
 
@@ -158,15 +157,21 @@ class Toolset:
         return await declared.invoke(call.arguments, instance)
 
     async def warm_up(self) -> None:
-        """Run the tools' warm-up hooks, each once, all at the same time.
+        """Run the tools' warm-up hooks, all at the same time; each once in a process.
 
         Raises:
             ToolError: One of them failed.
         """
         hooks = {tool.warm_up: tool.name for tool in self if tool.warm_up is not None}
-        async with asyncio.TaskGroup() as group:
-            for hook, name in hooks.items():
-                group.create_task(_warm_up(hook, name))
+        cold = [(hook, name) for hook, name in hooks.items() if not is_warm(hook)]
+        if not cold:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for hook, name in cold:
+                    group.create_task(warm_once(hook, name))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def close(self) -> None:
         """Do nothing: what sessions hold is theirs to give back."""
@@ -175,13 +180,15 @@ class Toolset:
 NEEDS_SESSION = "{}: this tool has state and needs a session; open one first"
 
 
-async def _warm_up(hook: Callable[[], Any], name: str) -> None:
-    try:
-        value = hook() if inspect.iscoroutinefunction(hook) else await THREADS.run(hook)
-        if inspect.isawaitable(value):
-            await value
-    except Exception as error:
-        raise ToolError(f"the warm-up of {name} failed with {one_line(error)}") from error
+async def warm_up(tools: Any) -> None:
+    """Warm up whatever has tools; those of a server are warm before it is ready.
+
+    Raises:
+        ToolError: A hook failed.
+    """
+    hook = getattr(tools, "warm_up", None)
+    if hook is not None:
+        await hook()
 
 
 def refuse(call: ToolCall, names: Collection[str]) -> ToolResult | None:

@@ -162,3 +162,17 @@ class JsonlTrace:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def trace_to(path: Path | None) -> Iterator[None]:
+    """Write every call of this process that ends within to a file, if one is named.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    with JsonlTrace(path) as sink, trace_calls(sink):
+        yield

@@ -21,9 +21,10 @@ from relax_agent.tools.app import create_tool_app
 from relax_agent.tools.loading import load_toolset
 from relax_agent.tools.logs import log_as_json
 from relax_agent.tools.peers import Peers
-from relax_agent.tools.server import ToolServer, traced
+from relax_agent.tools.server import ToolServer
 from relax_agent.tools.service import ServiceLimits
 from relax_agent.tools.serving import bind
+from relax_agent.tools.trace import trace_to
 from relax_agent.tools.workers import TOKEN, WorkerPlan
 
 
@@ -48,7 +49,7 @@ class _Worker:
             worker=plan.number,
             peers=peers,
         )
-        self._stack.enter_context(traced(Path(plan.trace) if plan.trace else None))
+        self._stack.enter_context(trace_to(Path(plan.trace) if plan.trace else None))
         listener = bind(plan.host, plan.port, token, shared=True)
         own = _unix_socket(folder / f"{plan.number}.sock")
         ready = asyncio.Event()

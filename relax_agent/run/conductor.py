@@ -44,6 +44,7 @@ from relax_agent.run.tool_watch import ToolWatch
 from relax_agent.run.training import TrainingLoop
 from relax_agent.run.warm_start import learn, play
 from relax_agent.threads import THREADS
+from relax_agent.tools.trace import trace_to
 
 _SHOWN_EVERY_S = 0.5
 
@@ -56,6 +57,17 @@ async def conduct(
     model = await _find_model(recipe)
     monitor.message(model.renderer.summary)
     monitor.phase("starting engines and trainer")
+    with trace_to(folder.tool_calls if recipe.tools.trace else None):
+        return await _with_services(recipe, folder, monitor, checkpoint, model)
+
+
+async def _with_services(
+    recipe: Recipe,
+    folder: RunFolder,
+    monitor: RunMonitor,
+    checkpoint: Checkpoint | None,
+    model: Model,
+) -> Outcome:
     async with (
         supervise(folder.logs) as children,
         start_services(recipe, folder, model.path, children) as services,

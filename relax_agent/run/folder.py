@@ -9,6 +9,7 @@ tensorboard/       the same as events
 reward.png         the curves
 episodes.jsonl     every trained episode as people read it
 eval-000020.jsonl  the episodes of one evaluation
+tool_calls.jsonl   every call of a tool, where the recipe asks for it (tools.trace)
 warm_start/        what the expert played
 queue/             payloads and index of the trajectory queue
 weights/           what is being published; only the newest version stays
@@ -154,6 +155,11 @@ class RunFolder:
     def episodes(self) -> Path:
         """All trained episodes."""
         return self.path / "episodes.jsonl"
+
+    @property
+    def tool_calls(self) -> Path:
+        """All calls of tools, warm start and evaluations included."""
+        return self.path / "tool_calls.jsonl"
 
     def eval_episodes(self, step: int) -> Path:
         """Return the file with the episodes of the evaluation after ``step`` steps."""

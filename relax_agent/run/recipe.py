@@ -74,11 +74,17 @@ class ToolsSettings(_Settings):
     """A tool server that already runs somewhere; its tools replace the environment's."""
     token_env: str | None = None
     """Name of the variable that holds the bearer token for ``url``."""
+    workers: int = Field(default=1, ge=1)
+    """Processes of the server that ``serve`` starts."""
+    trace: bool = False
+    """Whether the run folder gets ``tool_calls.jsonl``, one line for each call of a tool."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ToolsSettings:
         if self.serve and self.url:
             raise ValueError("give either tools.serve or tools.url, not both")
+        if self.workers > 1 and not self.serve:
+            raise ValueError("tools.workers is of the server that tools.serve starts")
         return self
 
 
@@ -150,6 +156,11 @@ class Recipe(_Settings):
             raise ValueError(
                 "env.isolation=process runs the tools beside the environment, in its process;"
                 " leave tools.serve and tools.url out"
+            )
+        if self.env.isolation and self.tools.trace:
+            raise ValueError(
+                "tools.trace tells of calls from this process, and env.isolation=process makes"
+                " them in others; choose one of the two"
             )
         if self.engine.kind == "sglang" and self.weights.kind == "tensor":
             raise ValueError(

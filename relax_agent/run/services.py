@@ -82,18 +82,20 @@ async def _start_tools(
     if settings.url is not None:
         toolset = await connect_tools(settings.url, settings.token_env)
     elif settings.serve is not None:
-        toolset = await _serve_tools(settings.serve, folder, children)
+        toolset = await _serve_tools(settings.serve, settings.workers, folder, children)
     else:
         return None
     return await stack.enter_async_context(toolset)
 
 
-async def _serve_tools(module: str, folder: RunFolder, children: Supervisor) -> RemoteToolset:
+async def _serve_tools(
+    module: str, workers: int, folder: RunFolder, children: Supervisor
+) -> RemoteToolset:
     token, port_file = secrets.token_urlsafe(24), folder.logs / "tools.port"
     port_file.unlink(missing_ok=True)
     argv = [sys.executable, "-m", "relax_agent.tools.server", module]
     argv += ["--host", "127.0.0.1", "--port", "0", "--port-file", str(port_file)]
-    argv += ["--token-env", TOOLS_TOKEN]
+    argv += ["--token-env", TOOLS_TOKEN, "--workers", str(workers)]
     child = await children.start("tools", argv, env={TOOLS_TOKEN: token})
     port = await _wait_for_port(child, port_file)
     return await RemoteToolset.connect(f"http://127.0.0.1:{port}", token=token)

@@ -123,6 +123,12 @@ async def _check_env_and_tools(recipe: Recipe) -> None:
         require_tasks(env)
         if recipe.tools.url is not None or recipe.tools.serve is not None:
             require_tools_argument(env)
+        if recipe.tools.trace and env.spec is not None and env.spec.isolation is not None:
+            raise ConfigError(
+                f"tools.trace cannot tell of the calls of {recipe.env.id}, which runs in processes"
+                " of its own",
+                hint="leave tools.trace out",
+            )
         if warm_start.enabled:
             require_expert(env, noise=warm_start.noise, seed=recipe.seed)
 

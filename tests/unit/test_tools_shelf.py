@@ -1,6 +1,7 @@
 """The shelf of media: names go in, names come out, one shelf for each episode."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -214,3 +215,54 @@ def test_an_environment_fills_the_shelf_of_each_episode():
         return await asyncio.gather(play("abc"), play("xyz"))
 
     assert asyncio.run(both()) == [1.0, 1.0]
+
+
+@dataclasses.dataclass
+class Slide:
+    title: str
+    picture: Image
+    sound: Audio | None = None
+
+
+@tool
+def collage(
+    pictures: list[Image], by_name: dict[str, Image] | None = None, slide: Slide | None = None
+) -> str:
+    """Put pictures together.
+
+    Args:
+        pictures: Those in a row.
+    """
+    named = {key: each.data for key, each in (by_name or {}).items()}
+    return f"{[each.data for each in pictures]} {named} {slide and slide.picture.data}"
+
+
+def test_names_are_understood_in_lists_and_objects_too():
+    shelf = MediaShelf([collage], {"photo": PHOTO, "other": OTHER, "sound": SOUND})
+    slide = {"title": "photo", "picture": "other", "sound": "sound"}
+    result = call(
+        shelf, "collage", pictures=["photo", "other"], by_name={"a": "other"}, slide=slide
+    )
+    assert result.text == "[b'photo', b'other'] {'a': b'other'} b'other'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"pictures": ["photo", "gone"]}, "pictures"),
+        ({"pictures": [], "by_name": {"a": "gone"}}, "by_name"),
+        ({"pictures": [], "slide": {"title": "x", "picture": "gone"}}, "slide"),
+        ({"pictures": [], "slide": {"title": "x", "picture": "photo", "sound": "photo"}}, "slide"),
+    ],
+)
+def test_a_wrong_name_within_an_argument_is_told_with_the_argument(arguments, name):
+    result = call(MediaShelf([collage], {"photo": PHOTO}), "collage", **arguments)
+    assert result.error is ToolErrorKind.NOT_FOUND and f"argument '{name}'" in result.text
+
+
+def test_the_schema_asks_for_names_within_lists_and_objects():
+    parameters = MediaShelf([collage]).schemas()[0]["function"]["parameters"]
+    assert "such as image-1" in parameters["properties"]["pictures"]["items"]["description"]
+    slide = parameters["$defs"]["Slide"]["properties"]
+    assert "such as image-1" in slide["picture"]["description"]
+    assert ":-1" not in str(parameters)
