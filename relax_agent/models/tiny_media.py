@@ -90,7 +90,7 @@ def _rope(settings: TinySettings) -> dict[str, Any]:
     }
 
 
-def _tokens(tokenizer: PreTrainedTokenizerFast, *names: str) -> dict[str, int]:
+def _tokens(tokenizer: PreTrainedTokenizerFast, *names: str) -> dict[str, Any]:
     """Return the config's fields for tokens, e.g. ``image_token_id`` for ``image_pad``."""
     fields = {name: f"{name.removesuffix('_pad')}_token_id" for name in names}
     return {

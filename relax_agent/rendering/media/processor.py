@@ -136,7 +136,7 @@ class MediaProcessor:
             return self._hear(medium)
         frames = film.read_shots(medium, film.choose_shots(medium, self.config.video))
         patches, grid = vision.video_patches(frames, self.config.video.patches)
-        seen = {"pixel_values_videos": patches, "video_grid_thw": _row(grid)}
+        seen: Features = {"pixel_values_videos": patches, "video_grid_thw": _row(grid)}
         track = self._sound_of(medium)
         return seen if track is None else {**seen, **self._hear(track)}
 

@@ -97,7 +97,8 @@ def video_patches(frames: npt.NDArray[np.uint8], config: PatchConfig) -> tuple[F
     """Return the patches of frames ``[frames, height, width, 3]``; the last one fills up."""
     import PIL.Image
 
-    tall, wide = frame_size(*frames.shape[:3], config)
+    count, height, width = frames.shape[:3]
+    tall, wide = frame_size(count, height, width, config)
     resized = np.stack([_resized(PIL.Image.fromarray(frame), tall, wide) for frame in frames])
     missing = -len(resized) % config.temporal
     if missing:
@@ -115,8 +116,8 @@ def _resized(picture: PIL.Image.Image, tall: int, wide: int) -> npt.NDArray[np.u
 
 def _patchify(pixels: npt.NDArray[Any], config: PatchConfig) -> tuple[Floats, Grid]:
     """Cut ``[frames, height, width, channels]``; frames and sides are multiples already."""
-    scaled = pixels.astype(np.float32) / 255.0
-    scaled = (scaled - np.float32(config.mean)) / np.float32(config.std)
+    scaled: Floats = pixels.astype(np.float32) / np.float32(255)
+    scaled = (scaled - np.array(config.mean, np.float32)) / np.array(config.std, np.float32)
     frames, tall, wide, channels = scaled.shape
     patch, temporal, merge = config.patch, config.temporal, config.merge
     grid = (frames // temporal, tall // patch, wide // patch)
