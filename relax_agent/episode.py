@@ -11,28 +11,53 @@ segment that shares a stated number of its parent's tokens. Four columns run bes
 
 Routed experts (mixture-of-experts models) lie beside them with a list of spans that says which
 tokens have a route: the last sampled token gets its own only when the next turn is prefilled.
+So do the media: spans of tokens that stand for one, and the encoded media themselves, each once.
 Appending a turn costs time in the turn, not in the episode. Plain NumPy; no torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from relax_agent.errors import EpisodeError
-from relax_agent.messages import AssistantMessage, Message, from_record, to_record
+from relax_agent.messages import (
+    AssistantMessage,
+    Audio,
+    Image,
+    Message,
+    Video,
+    from_record,
+    to_record,
+)
 from relax_agent.status import EpisodeStatus as EpisodeStatus
 
 NOT_SAMPLED = -1
 """The weight version of a token that no engine sampled."""
 
 Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Medium: TypeAlias = Image | Audio | Video
+_KINDS: dict[str, type[Medium]] = {"image": Image, "audio": Audio, "video": Video}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Tokens that stand for one medium."""
+
+    start: int
+    """The first of them, counted within the segment's own tokens, or within a row."""
+    count: int
+    kind: str
+    """``image``, ``audio`` or ``video``."""
+    digest: str
+    """SHA-256 of the encoded medium, in hex: its key in ``Episode.media``."""
 
 
 @dataclass(slots=True)
@@ -57,6 +82,7 @@ class Segment:
         "_route_chunks",
         "logprobs",
         "loss_mask",
+        "media",
         "parent",
         "reason",
         "route_spans",
@@ -78,6 +104,8 @@ class Segment:
         self.weight_versions = array("i")
         self.route_spans: list[tuple[int, int]] = []
         """Half-open spans of own tokens that have a route, ascending."""
+        self.media: list[MediaSpan] = []
+        """Own tokens that stand for media, ascending."""
         self._route_chunks: list[Routes] = []
 
     def __len__(self) -> int:
@@ -144,6 +172,8 @@ class Row:
     routes: Routes | None
     """``[tokens, layers, top_k]``; meaningless where ``has_route`` is False."""
     has_route: npt.NDArray[np.bool_]
+    media: list[MediaSpan] = field(default_factory=list)
+    """Tokens that stand for media, ascending."""
 
 
 @dataclass(slots=True)
@@ -160,6 +190,8 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     """The conversation as people read it; training never looks at it."""
+    media: dict[str, Medium] = field(default_factory=dict)
+    """What the media spans stand for, by digest: each medium once, however often it was shown."""
     status: EpisodeStatus = EpisodeStatus.RUNNING
     detail: str = ""
     """One line on why it ended so."""
@@ -196,11 +228,27 @@ class Episode:
             out.extend(self.segments[index].token_ids[:count])
         return out
 
-    def add_prompt(self, ids: Sequence[int]) -> None:
-        """Append tokens that were not sampled: a prompt, an observation, a separator."""
+    def add_prompt(self, ids: Sequence[int], media: Sequence[tuple[int, int, Medium]] = ()) -> None:
+        """Append tokens that were not sampled: a prompt, an observation, a separator.
+
+        Args:
+            ids: The tokens.
+            media: For each medium among them, ascending: where its tokens begin within ``ids``,
+                how many there are, and the medium.
+
+        Raises:
+            EpisodeError: Media that overlap or reach beyond ``ids``.
+        """
         self._require_running()
-        count = len(ids)
-        self.segments[-1].extend(ids, 0, [0.0] * count, [NOT_SAMPLED] * count)
+        count, segment = len(ids), self.segments[-1]
+        _check_spans([(start, many) for start, many, _ in media], count, "the prompt")
+        found = [(start, many, digest_of(each), each) for start, many, each in media]
+        base = len(segment)
+        segment.extend(ids, 0, [0.0] * count, [NOT_SAMPLED] * count)
+        for start, many, digest, medium in found:
+            kind = type(medium).__name__.lower()
+            segment.media.append(MediaSpan(base + start, many, kind, digest))
+            self.media.setdefault(digest, medium)
 
     def add_sampled(
         self,
@@ -235,7 +283,24 @@ class Episode:
         self._require_running()
         if not 0 <= shared <= len(self):
             raise EpisodeError(f"cannot share {shared} of {len(self)} tokens")
+        if any(span.start < shared < span.start + span.count for span in self.media_spans()):
+            raise EpisodeError(f"sharing {shared} tokens would cut a medium in two")
         self.segments.append(Segment(len(self.segments) - 1, shared, reason))
+
+    def media_spans(self) -> list[MediaSpan]:
+        """Return the media of the current leaf's full sequence, with starts within it."""
+        return self._spans(len(self.segments) - 1)
+
+    def _spans(self, segment: int) -> list[MediaSpan]:
+        spans, offset = [], 0
+        for index, count in self.lineage(segment):
+            spans += [
+                MediaSpan(offset + each.start, each.count, each.kind, each.digest)
+                for each in self.segments[index].media
+                if each.start + each.count <= count
+            ]
+            offset += count
+        return spans
 
     def finish(self, status: EpisodeStatus, detail: str = "") -> None:
         """End the episode. A second end is an error: every episode ends exactly once."""
@@ -302,7 +367,7 @@ class Episode:
                 routes = np.zeros((offset, *part.shape[1:]), part.dtype)
             routes[start : start + len(part)] = part
             has_route[start : start + len(part)] = True
-        return Row(ids, mask, logprobs, versions, turn_index, routes, has_route)
+        return Row(ids, mask, logprobs, versions, turn_index, routes, has_route, self._spans(leaf))
 
     def validate(self) -> None:
         """Raise EpisodeError naming the first broken invariant."""
@@ -331,6 +396,17 @@ class Episode:
             routed = sum(end - start for start, end in node.route_spans)
             if routed != (0 if node.routes is None else len(node.routes)):
                 raise EpisodeError(f"segment {index}: route spans and routes differ in length")
+            self._check_media(index, node)
+
+    def _check_media(self, index: int, node: Segment) -> None:
+        where = f"segment {index}"
+        _check_spans([(span.start, span.count) for span in node.media], len(node), where)
+        for span in node.media:
+            if any(node.loss_mask[span.start : span.start + span.count]):
+                raise EpisodeError(f"{where}: a sampled token stands for a medium")
+            medium = self.media.get(span.digest)
+            if medium is None or not isinstance(medium, _KINDS.get(span.kind, ())):
+                raise EpisodeError(f"{where}: the {span.kind} {span.digest[:12]} is not there")
 
     def _require_running(self) -> None:
         if self.status is not EpisodeStatus.RUNNING:
@@ -346,6 +422,8 @@ class Episode:
             out[f"{index}.weight_versions"] = np.array(node.weight_versions, np.int32)
             if node.routes is not None:
                 out[f"{index}.routes"] = node.routes
+        for digest, medium in self.media.items():
+            out[f"media.{digest}"] = np.frombuffer(medium.data, np.uint8)
         return out
 
     def to_json(self) -> dict[str, Any]:
@@ -361,9 +439,16 @@ class Episode:
             "reward": self.reward,
             "metrics": self.metrics,
             "segments": [
-                {"parent": s.parent, "shared": s.shared, "reason": s.reason, "spans": s.route_spans}
+                {
+                    "parent": s.parent,
+                    "shared": s.shared,
+                    "reason": s.reason,
+                    "spans": s.route_spans,
+                    "media": [[each.start, each.count, each.kind, each.digest] for each in s.media],
+                }
                 for s in self.segments
             ],
+            "media": {digest: medium.mime for digest, medium in self.media.items()},
             "turns": [
                 {
                     "segment": t.segment,
@@ -389,6 +474,7 @@ class Episode:
             node.route_spans = [(start, end) for start, end in item["spans"]]
             if node.route_spans:
                 node._route_chunks = [arrays[f"{index}.routes"]]
+            node.media = [MediaSpan(*each) for each in item["media"]]
             segments.append(node)
         turns = []
         for item in data["turns"]:
@@ -407,7 +493,33 @@ class Episode:
             status=EpisodeStatus(data["status"]),
             detail=data["detail"],
             metrics=dict(data["metrics"]),
+            media=_load_media(data["media"], segments, arrays),
         )
+
+
+def digest_of(medium: Medium) -> str:
+    """Return the key under which an episode keeps a medium: the SHA-256 of its encoded bytes."""
+    return hashlib.sha256(medium.data).hexdigest()
+
+
+def _check_spans(spans: Sequence[tuple[int, int]], tokens: int, where: str) -> None:
+    """Raise EpisodeError unless spans (start, count) are ascending and lie within ``tokens``."""
+    ends = [0, *(start + count for start, count in spans)]
+    starts = [*(start for start, _ in spans), tokens]
+    if any(end > start for end, start in zip(ends, starts, strict=True)):
+        raise EpisodeError(f"{where}: media overlap or reach beyond its {tokens} tokens")
+    if any(count < 1 for _, count in spans):
+        raise EpisodeError(f"{where}: a medium without tokens")
+
+
+def _load_media(
+    mimes: dict[str, str], segments: Sequence[Segment], arrays: dict[str, npt.NDArray[Any]]
+) -> dict[str, Medium]:
+    kinds = {each.digest: each.kind for node in segments for each in node.media}
+    return {
+        digest: _KINDS[kinds[digest]](arrays[f"media.{digest}"].tobytes(), mime)
+        for digest, mime in mimes.items()
+    }
 
 
 @dataclass(slots=True)

@@ -42,6 +42,11 @@ def check_row(name: str, row: Row, layout: BatchLayout) -> None:
             f"{layout.micro_batch_tokens}",
             hint="raise trainer.micro_batch_tokens or lower the episode's context limit",
         )
+    if row.media and not layout.takes_media:
+        raise BatchError(
+            f"{name}: it holds media, which this trainer does not take",
+            hint="train models that see or hear with trainer.kind: torch",
+        )
     if layout.routes is not None and last:
         _check_routes(name, row, layout.routes)
 

@@ -43,6 +43,8 @@ class BatchLayout:
     """None: the model has no experts, or routing replay is off."""
     multiple: int = 1
     """The number of micro-batches is a multiple of this (data-parallel ranks take equal counts)."""
+    takes_media: bool = False
+    """Whether the trainer can train on tokens that stand for media."""
 
 
 @dataclass(slots=True)

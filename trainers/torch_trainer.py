@@ -1,10 +1,14 @@
-"""A trainer for any transformers causal LM on one device: CPU or one GPU.
+"""A trainer for any transformers language model on one device: CPU or one GPU.
 
 One step: every micro-batch goes forward as packed rows (``packed_attention``) with the engine's
 experts forced (``replay_hf``), logits are computed only where a trained token is predicted, and its
 weighted loss goes backward at once, so that only one micro-batch's activations are alive. Then
 gradients are clipped and AdamW moves the float32 weights. With ``dtype: bfloat16`` forward and
 backward run under autocast and weights are published in bfloat16.
+
+Models that see or hear are trained whole, towers included: what the media of a row look like is
+computed from the encoded media (``media_rows``), and the tokens that stand for media are left out
+of the softmax, as the engine leaves them out when it samples.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from relax_agent.errors import ConfigError, ResumeError, TrainerError
+from relax_agent.models.load import load_pretrained
+from relax_agent.models.media_model import MediaModel, media_model
 from relax_agent.timeline import Timeline
 from relax_agent.trainers import packed_attention, replay_hf
 from relax_agent.trainers.algorithms.settings import AlgorithmSettings
@@ -37,6 +43,7 @@ from relax_agent.trainers.losses import (
     report_of,
     sft_micro_loss,
 )
+from relax_agent.trainers.media_rows import media_inputs
 from relax_agent.trainers.packed_attention import Packing
 from relax_agent.trainers.protocol import BatchLayout, StepReport
 from relax_agent.trainers.settings import TrainerSettings
@@ -65,7 +72,8 @@ class TorchTrainer:
         self.steps = 0
         """Optimizer steps of the algorithm so far."""
         self.sft_steps = 0
-        packed_attention.install(self.model)
+        self.media = media_model(self.model, model_path)
+        packed_attention.install(self.model if self.media is None else self.media.language_model)
         self.replay = replay_hf.install(self.model, self._probe) if self._replays else None
 
     @property
@@ -77,7 +85,12 @@ class TorchTrainer:
         """How batches for this trainer must be packed."""
         config = self.model.config.get_text_config()
         routes = None if self.replay is None else self.replay.shape
-        return BatchLayout(self.settings.micro_batch_tokens, config.vocab_size, routes)
+        return BatchLayout(
+            self.settings.micro_batch_tokens,
+            config.vocab_size,
+            routes,
+            takes_media=self.media is not None,
+        )
 
     def step(self, batch: Batch) -> StepReport:
         """Do one optimizer step of the algorithm."""
@@ -137,7 +150,10 @@ class TorchTrainer:
         """Return log-probs of the targets, ``[trained]``, with gradient."""
         packing = Packing.of(micro.lengths, self.settings.device)
         with self._autocast():
-            logits = self._logits(micro.token_ids, micro.positions, packing, micro.predictors)
+            if self.media is None:
+                logits = self._logits(micro.token_ids, micro.positions, packing, micro.predictors)
+            else:
+                logits = self._media_logits(self.media, micro, packing)
         scaled = logits.float() / self.settings.temperature
         return -functional.cross_entropy(scaled, micro.targets, reduction="none")
 
@@ -153,10 +169,27 @@ class TorchTrainer:
             packing=packing,
         ).logits[0]
 
+    def _media_logits(self, model: MediaModel, micro: MicroBatch, packing: Packing) -> Tensor:
+        """Return logits ``[trained, vocab]`` of packed rows of which some may hold media."""
+        device = self.settings.device
+        positions, inputs = media_inputs(model, micro)
+        logits = model.logits(
+            micro.token_ids[None],
+            positions.to(device),
+            None if inputs is None else inputs.to(device),
+            micro.predictors,
+            packing=packing,
+        )
+        return logits.index_fill(1, model.suppressed.to(device), -torch.inf)
+
     def _probe(self, token_ids: Tensor) -> Tensor:
         count = len(token_ids)
         steps = torch.arange(count, device=token_ids.device)
         packing = Packing.of([count], self.settings.device)
+        if self.media is not None:
+            positions = steps.expand(3, -1)
+            ids, last = token_ids[None], steps[-1:]
+            return self.media.logits(ids, positions, None, last, packing=packing)
         return self._logits(token_ids, steps, packing, steps[-1:])
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -236,17 +269,12 @@ class TorchTrainer:
 
 
 def _load(settings: TrainerSettings, model_path: Path) -> Any:
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # the log's last line is what a death is told with
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device is cuda, but this machine has none")
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"cannot load a model from {model_path}: {first}") from error
+    model: Any = load_pretrained(model_path, torch.float32)
     model.to(settings.device)
     if settings.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -115,7 +115,7 @@ class Worker:
         self, groups: list[str], version: int, mask_older_than: int | None = None
     ) -> dict[str, Any]:
         """Do one step on the groups whose payloads lie at these paths."""
-        from relax_agent.trainers.batch import build_batch
+        from relax_agent.trainers.building import build_batch
 
         trainer = self._ready()
         loaded = self._load(groups)
@@ -132,7 +132,7 @@ class Worker:
 
     def sft(self, groups: list[str]) -> dict[str, Any]:
         """Do one supervised step on the groups whose payloads lie at these paths."""
-        from relax_agent.trainers.batch import build_sft_batch
+        from relax_agent.trainers.building import build_sft_batch
 
         trainer = self._ready()
         loaded = self._load(groups)

@@ -21,7 +21,7 @@ from relax_agent.episode import Episode, Group
 from relax_agent.errors import StorageError
 from relax_agent.files import replace_file
 
-FORMAT = "relax-agent-group/1"
+FORMAT = "relax-agent-group/2"
 """Written into every file; a reader refuses another one."""
 
 _HEADER_LIMIT = 32 * 2**20

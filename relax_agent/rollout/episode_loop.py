@@ -31,8 +31,10 @@ from relax_agent.engines.protocol import GenerateRequest, GenerateResult, Sampli
 from relax_agent.envs import Env
 from relax_agent.episode import Episode, EpisodeStatus, Turn
 from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line, one_line
+from relax_agent.media import Media
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
 from relax_agent.rendering import Rendered, Renderer
+from relax_agent.rendering.media import PreparesMedia
 from relax_agent.rollout.expert import ExpertSource
 from relax_agent.rollout.limits import (
     GRACE_S,
@@ -145,6 +147,7 @@ class _Loop:
         self._salt = salt
         self._tools: list[dict[str, Any]] = []
         self._prompt: list[int] = []
+        self._media: list[Media] = []
         self._conversation: list[Message] = []
         self._time = TimeBudget(options.limits.timeout_s, options.paused)
 
@@ -182,6 +185,7 @@ class _Loop:
             self._tools = list(self._env.tools.schemas())
         messages = observation.messages if isinstance(observation, Rewrite) else observation
         self._hear(messages)
+        await self._prepare(messages)
         self._grow(self._renderer.start(messages, self._tools))
 
     async def _step(self, turn: Turn) -> Ending | None:
@@ -202,7 +206,7 @@ class _Loop:
         if ending is not None:
             self._hear([] if isinstance(observation, Rewrite) else observation)
             return ending
-        self._observe(observation, turn)
+        await self._observe(observation, turn)
         return None
 
     def _ending(self, turn: Turn, terminated: bool, info: dict[str, Any]) -> Ending:
@@ -231,12 +235,14 @@ class _Loop:
         except Exception as error:
             raise _EnvFailed(name, error, one_line(error, None) + at_line(error)) from error
 
-    def _observe(self, observation: list[Message] | Rewrite, turn: Turn) -> None:
+    async def _observe(self, observation: list[Message] | Rewrite, turn: Turn) -> None:
         if isinstance(observation, Rewrite):
+            await self._prepare(observation.messages)
             self._fork(self._renderer.start(observation.messages, self._tools), observation.reason)
             self._conversation = []
             self._hear(observation.messages)
             return
+        await self._prepare(observation)
         sampled = self._prompt[len(self._prompt) - (turn.end - turn.start) :]
         rendered = self._renderer.extend(sampled, observation, self._tools, self._conversation)
         if rendered.fork is None:
@@ -251,11 +257,16 @@ class _Loop:
         """Go on in a new segment from where the new prompt leaves the old one."""
         pairs = zip(self._prompt, rendered.ids, strict=False)
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        for start, count, _ in rendered.media:
-            if start < shared < start + count:  # never through a medium's placeholders
+        spans = self._episode.media_spans()
+        known = {span.start: self._episode.media[span.digest] for span in spans}
+        for start, count, medium in rendered.media:
+            # Never through a medium's placeholders, nor past another medium behind equal ones.
+            if start < shared and (shared < start + count or known.get(start) != medium):
                 shared = start
+        shared = min([shared, *(s.start for s in spans if s.start < shared < s.start + s.count)])
         self._episode.fork(shared, reason)
         self._prompt = self._prompt[:shared]
+        self._media = self._media[: sum(span.start < shared for span in spans)]
         self._grow(rendered.after(shared))
 
     def _hear(self, messages: Sequence[Message]) -> None:
@@ -263,8 +274,15 @@ class _Loop:
         self._episode.messages.extend(messages)
 
     def _grow(self, rendered: Rendered) -> None:
-        self._episode.add_prompt(rendered.ids)
+        self._episode.add_prompt(rendered.ids, rendered.media)
         self._prompt.extend(rendered.ids)
+        self._media.extend(medium for _, _, medium in rendered.media)
+
+    async def _prepare(self, messages: Sequence[Message]) -> None:
+        """Have media decoded off the event loop before they are rendered."""
+        media = [medium for message in messages for medium in message.media]
+        if media and isinstance(self._renderer, PreparesMedia):
+            await bounded(self._renderer.prepare(media), self._time.left)
 
     # -- the policy --------------------------------------------------------------------------
 
@@ -284,6 +302,7 @@ class _Loop:
             return_routes=self._options.return_routes and not self._is_expert,
             on_abort=self._options.on_abort,
             max_resumes=self._limits.max_resumes,
+            media=tuple(self._media),
         )
         try:
             await sample_turn(sampled, plan, self._ask)

@@ -22,6 +22,7 @@ from relax_agent.engines.protocol import (
     SamplingParams,
 )
 from relax_agent.errors import EngineError
+from relax_agent.media import Media
 from relax_agent.rollout.seeds import stable_seed
 
 _BACKOFF_S = 0.05
@@ -101,6 +102,8 @@ class TurnPlan:
     return_routes: bool
     on_abort: Literal["resume", "retry"]
     max_resumes: int
+    media: tuple[Media, ...] = ()
+    """All media of the prompt, in its order."""
 
 
 async def sample_turn(
@@ -122,6 +125,7 @@ async def sample_turn(
             rid=f"{plan.rid}.{attempt:02d}",
             return_routes=plan.return_routes,
             routes_start=turn.route_start,
+            media=plan.media,
         )
         turn.take(request, await ask(request))
         if turn.finish_reason != "abort" or plan.on_abort == "retry":

@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from trainer_support import group
 from relax_agent.trainers.algorithms.settings import GrpoSettings
-from relax_agent.trainers.batch import build_batch
+from relax_agent.trainers.building import build_batch
 from relax_agent.trainers.megatron.trainer import MegatronTrainer
 from relax_agent.trainers.settings import TrainerSettings
 

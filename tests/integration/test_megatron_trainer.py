@@ -14,7 +14,7 @@ from trainer_support import EXPERTS, LAYERS, SHAPE, TOP_K, dense_model, group, m
 
 from relax_agent.errors import ConfigError, ResumeError, TrainerError
 from relax_agent.trainers.algorithms.settings import GrpoSettings
-from relax_agent.trainers.batch import build_batch, build_sft_batch
+from relax_agent.trainers.building import build_batch, build_sft_batch
 from relax_agent.trainers.losses import policy_micro_loss
 from relax_agent.trainers.megatron import device
 from relax_agent.trainers.megatron.trainer import MegatronTrainer

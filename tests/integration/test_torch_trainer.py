@@ -14,7 +14,7 @@ from relax_agent.errors import ConfigError, ResumeError, StorageError, TrainerEr
 from relax_agent.timeline import Timeline
 from relax_agent.trainers.algorithms.grpo import policy_loss
 from relax_agent.trainers.algorithms.settings import GrpoSettings
-from relax_agent.trainers.batch import build_batch, build_sft_batch
+from relax_agent.trainers.building import build_batch, build_sft_batch
 from relax_agent.trainers.hf_folder import write_hf_folder
 from relax_agent.trainers.packed_attention import Packing
 from relax_agent.trainers.settings import TrainerSettings, WarmStartSettings
@@ -413,7 +413,7 @@ def test_routers_that_replay_cannot_reach_are_refused_at_the_start(folders, monk
 
 
 def test_a_missing_model_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match="cannot load a model"):
+    with pytest.raises(ConfigError, match="no model in .*config.json cannot be read"):
         trainer(tmp_path, "nothing")
 
 

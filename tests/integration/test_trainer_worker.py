@@ -24,7 +24,7 @@ from relax_agent.processes import supervise
 from relax_agent.queue.payload import save_group
 from relax_agent.trainers import client, wire, worker
 from relax_agent.trainers.algorithms.settings import GrpoSettings
-from relax_agent.trainers.batch import build_batch
+from relax_agent.trainers.building import build_batch
 from relax_agent.trainers.client import TrainerProcess
 from relax_agent.trainers.settings import TrainerSettings
 from relax_agent.trainers.torch_trainer import TorchTrainer

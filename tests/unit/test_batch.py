@@ -13,8 +13,9 @@ from trainer_support import SHAPE, VOCAB, episode, group, layout, random_routes
 from relax_agent.episode import Episode, EpisodeStatus, Group
 from relax_agent.errors import BatchError, RouteError
 from relax_agent.trainers.algorithms.settings import GrpoSettings
-from relax_agent.trainers.batch import build_batch, build_sft_batch, first_fit, spread
+from relax_agent.trainers.building import build_batch, build_sft_batch
 from relax_agent.trainers.losses import sft_micro_loss
+from relax_agent.trainers.packing import first_fit, spread
 
 GRPO = GrpoSettings()
 

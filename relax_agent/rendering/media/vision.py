@@ -116,8 +116,8 @@ def _resized(picture: PIL.Image.Image, tall: int, wide: int) -> npt.NDArray[np.u
 
 def _patchify(pixels: npt.NDArray[Any], config: PatchConfig) -> tuple[Floats, Grid]:
     """Cut ``[frames, height, width, channels]``; frames and sides are multiples already."""
-    scaled: Floats = pixels.astype(np.float32) / np.float32(255)
-    scaled = (scaled - np.array(config.mean, np.float32)) / np.array(config.std, np.float32)
+    scaled: Floats = np.divide(pixels, np.float32(255), dtype=np.float32)
+    scaled = np.divide(scaled - np.array(config.mean, np.float32), np.array(config.std, np.float32))
     frames, tall, wide, channels = scaled.shape
     patch, temporal, merge = config.patch, config.temporal, config.merge
     grid = (frames // temporal, tall // patch, wide // patch)
