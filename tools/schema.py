@@ -91,7 +91,8 @@ class Arguments:
             return f"argument '{place}' does not exist (arguments: {names})"
         if item["type"] == "value_error":  # a validator's own words
             return f"argument '{place}': {item['msg'].removeprefix('Value error, ')}"
-        return f"argument '{place}': {item['msg'].lower()}, got {_shown(item['input'])}"
+        message = item["msg"][:1].lower() + item["msg"][1:]  # the rest may quote what is right
+        return f"argument '{place}': {message}, got {_shown(item['input'])}"
 
 
 def _name(text: Any) -> str:

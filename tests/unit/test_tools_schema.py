@@ -471,3 +471,12 @@ def test_a_union_keeps_its_order_whatever_was_declared_before():
     assert orders[0] == orders[3] == [["string", "integer"], ["string", "number", "null"]]
     assert orders[1] == [["integer", "string"], ["number", "string", "null"]]
     assert orders[2] == [["integer", "string"], ["string", "number", "null"]]
+
+
+def test_a_wrong_choice_is_told_with_the_right_ones_as_they_are_written():
+    def weigh(unit: Literal["Kg", "LB"], colour: Colour = Colour.RED) -> str:
+        """Weigh."""
+
+    result = asyncio.run(Tool(weigh).invoke({"unit": "kg", "colour": "RED"}))
+    assert "input should be 'Kg' or 'LB', got 'kg'" in result.text
+    assert "input should be 'red' or 'blue', got 'RED'" in result.text
