@@ -10,6 +10,7 @@ import typer
 from relax_agent.cli import envs, tools
 from relax_agent.cli.evaluate import eval_
 from relax_agent.cli.play import play
+from relax_agent.cli.view import view
 
 app = typer.Typer(
     help="Train agents that use tools: environments, rollouts, queue and trainer in one.",
@@ -21,6 +22,7 @@ app.add_typer(envs.app, name="envs")
 app.add_typer(tools.app, name="tools")
 app.command()(play)
 app.command("eval")(eval_)
+app.command()(view)
 
 RecipePath = Annotated[Path, typer.Argument(help="The recipe: a YAML file, see configs/.")]
 Overrides = Annotated[

@@ -1,20 +1,26 @@
 """``episodes.jsonl``: every episode of a run as people read it, one JSON object a line.
 
 Written when a group is trained, so the file and the checkpoints tell of the same episodes: a
-resumed run cuts off what came after its checkpoint. Token columns are not in here; they are in the
-queue's payloads. Whatever text an episode holds, a line is plain ASCII: no reader takes a line
-separator inside a string (U+2028) for the end of a line.
+resumed run cuts off what came after its checkpoint. The token columns are packed beside what people
+read (``columns``, about 8 bytes a token); routes are in the queue's payloads alone. Whatever text
+an episode holds, a line is plain ASCII: no reader takes a line separator inside a string (U+2028)
+for the end of a line.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from relax_agent.episode import Episode, Group, Turn
-from relax_agent.errors import StorageError
+import numpy as np
+import numpy.typing as npt
+
+from relax_agent.episode import Episode, Group, digest_of
+from relax_agent.errors import StorageError, one_line
 from relax_agent.files import append_to_file, replace_file
 from relax_agent.monitor.metrics import to_line
 
@@ -41,7 +47,34 @@ class EpisodeLog:
 
 def episode_line(episode: Episode, **more: object) -> str:
     """Return an episode as one line of JSON, newline included."""
-    return to_line({**more, **episode.to_json()})
+    data = episode.to_json()
+    for segment in data["segments"]:
+        segment["spans"] = []  # of routes, which are not in here
+    arrays = episode.to_arrays()
+    columns = [
+        {name: _packed(arrays[f"{index}.{name}"]) for name in _COLUMNS}
+        for index in range(len(episode.segments))
+    ]
+    return to_line({**more, **data, "columns": columns})
+
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "token_ids": np.int32,
+    "loss_mask": np.int8,
+    "logprobs": np.float32,
+    "weight_versions": np.int32,
+}
+_MOST_BYTES = 1 << 28
+"""Of one column, unpacked."""
+
+
+def _packed(column: npt.NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(column.tobytes(), 6)).decode()
+
+
+def _unpacked(text: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    data = zlib.decompressobj().decompress(base64.b64decode(text), _MOST_BYTES)
+    return np.frombuffer(data, kind)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -50,19 +83,46 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """Read a file of episode lines; their token columns are empty.
+    """Read a file of episode lines; routes are not in it.
 
     Raises:
         StorageError: The file cannot be read, or a line in its midst is not an episode.
     """
-    return [_readable(data) for _, data in _lines(path)] if path.exists() else []
+    return [episode for _, episode in read_steps(path)] if path.exists() else []
 
 
-def _readable(data: dict[str, Any]) -> Episode:
-    """Rebuild what people read of an episode: everything but its token columns."""
-    metrics = {name: value for name, value in data["metrics"].items() if value is not None}
-    episode = Episode.load({**data, "metrics": metrics, "segments": [], "turns": []}, {})
-    episode.turns = [Turn(0, 0, 0, turn["finish_reason"], turn["reward"]) for turn in data["turns"]]
+def read_steps(path: Path) -> Iterator[tuple[int | None, Episode]]:
+    """Read a file of episode lines one after the other, each with the step that trained it.
+
+    Raises:
+        StorageError: As :func:`read_episodes`, or the file is missing.
+    """
+    try:
+        for number, (_, data) in enumerate(_lines(path), 1):
+            yield data.get("step"), _rebuilt(data, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"cannot read {path}: {error}") from None
+
+
+def _rebuilt(data: dict[str, Any], where: str) -> Episode:
+    try:
+        metrics = {name: value for name, value in data["metrics"].items() if value is not None}
+        arrays = {
+            f"{index}.{name}": _unpacked(columns[name], kind)
+            for index, columns in enumerate(data["columns"])
+            for name, kind in _COLUMNS.items()
+        }
+        media = Episode.load({**data, "metrics": metrics, "segments": [], "media": {}}, {})
+        for message in media.messages:
+            for medium in message.media:
+                arrays[f"media.{digest_of(medium)}"] = np.frombuffer(medium.data, np.uint8)
+        episode = Episode.load({**data, "metrics": metrics}, arrays)
+        episode.validate()
+    except StorageError:
+        raise
+    except Exception as error:  # a file can hold anything
+        reason = one_line(error)
+        raise StorageError(f"{where}: not an episode of a run: {reason}") from None
     return episode
 
 

@@ -37,6 +37,7 @@ def finished(request, runs, tmp_path_factory):
         model={"tiny": {"kind": model}},
         trainer={"kind": kind},
         queue={"max_staleness": 0},
+        tools={"trace": True},
     )
     with train(recipe) as process:
         process.finish()
@@ -76,6 +77,21 @@ def test_the_parts_of_a_step_are_its_whole_time(finished):
         assert sum(parts.values()) == pytest.approx(line["wall_s"])
         assert parts["other"] <= 0.1 * line["wall_s"] + 0.05
     assert "checkpoint" not in finished.metrics[0]["time_s"]
+
+
+def test_every_tool_call_of_a_trained_episode_is_in_the_trace(finished):
+    calls = lines(finished.folder / "tool_calls.jsonl")
+    assert {"tool", "arguments", "started_at", "duration_s", "outcome"} <= calls[0].keys()
+    traced = [call["episode"] for call in calls]
+    for episode in lines(finished.folder / "episodes.jsonl"):
+        made = sum(message["role"] == "tool" for message in episode["messages"])
+        unread = [
+            call
+            for message in episode["messages"]
+            for call in message.get("tool_calls") or ()
+            if call["error"] is not None
+        ]
+        assert traced.count(episode["id"]) >= made - len(unread)
 
 
 def test_tensorboard_has_the_same_figures(finished):

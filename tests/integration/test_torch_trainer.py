@@ -413,7 +413,7 @@ def test_routers_that_replay_cannot_reach_are_refused_at_the_start(folders, monk
 
 
 def test_a_missing_model_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match="no model in .*config.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"no model in .*config\.json cannot be read"):
         trainer(tmp_path, "nothing")
 
 

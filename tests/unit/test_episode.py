@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_agent.episode import NOT_SAMPLED, Episode, EpisodeStatus, Group, Segment
+from relax_agent.episode import NOT_SAMPLED, Episode, EpisodeStatus, Group, MediaSpan, Segment
 from relax_agent.errors import EpisodeError
-from relax_agent.messages import ToolCall, assistant, tool_message, user
+from relax_agent.messages import Audio, Image, ToolCall, assistant, tool_message, user
 
 
 def new() -> Episode:
@@ -356,3 +356,79 @@ def test_a_group_knows_its_tokens_and_its_oldest_version():
         group.episodes.append(episode)
     assert group.sampled_tokens == 5
     assert group.oldest_version() == 3
+
+
+# -- media ---------------------------------------------------------------------------------------
+
+SKY, SEA, RAIN = Image(b"sky"), Image(b"sea"), Audio(b"rain")
+
+
+def with_media() -> Episode:
+    """Told 3 tokens of which two are a picture, sampled one, told a sound and the picture again."""
+    episode = new()
+    episode.add_prompt([1, 50, 50], [(1, 2, SKY)])
+    episode.add_sampled([2], [-0.5], [0], "stop")
+    episode.add_prompt([3, 60, 50, 50, 4], [(1, 1, RAIN), (2, 2, SKY)])
+    episode.add_sampled([5], [-0.5], [0], "stop")
+    return episode
+
+
+def test_each_medium_is_kept_once_and_each_showing_has_its_span():
+    episode = with_media()
+    episode.validate()
+    assert sorted(each.data for each in episode.media.values()) == [b"rain", b"sky"]
+    spans = [(each.start, each.count, each.kind) for each in episode.media_spans()]
+    assert spans == [(1, 2, "image"), (5, 1, "audio"), (6, 2, "image")]
+    (row,) = episode.rows()
+    assert row.media == episode.media_spans()
+
+
+def test_a_fork_takes_the_media_it_shares_and_cuts_none_in_two():
+    """T97 for media: what is left out of a sequence takes its media along."""
+    episode = with_media()
+    with pytest.raises(EpisodeError, match="would cut a medium in two"):
+        episode.fork(7, "too far")
+    episode.fork(5, "compacted")
+    episode.add_prompt([70, 70], [(0, 2, SEA)])
+    episode.add_sampled([9], [-0.1], [0], "stop")
+    episode.validate()
+    assert [(each.start, each.count) for each in episode.media_spans()] == [(1, 2), (5, 2)]
+    first, second = episode.rows()
+    assert [each.start for each in first.media] == [1, 5, 6]
+    assert [each.start for each in second.media] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        [(1, 3, SKY)],
+        [(-1, 1, SKY)],
+        [(0, 0, SKY)],
+        [(0, 2, SKY), (1, 1, SEA)],
+        [(2, 1, SKY), (0, 1, SEA)],
+    ],
+)
+def test_media_that_do_not_fit_their_prompt_are_refused_and_change_nothing(media):
+    episode = new()
+    with pytest.raises(EpisodeError):
+        episode.add_prompt([1, 2, 3], media)
+    assert (len(episode), episode.media, episode.media_spans()) == (0, {}, [])
+
+
+def test_media_survive_a_file():
+    episode = with_media()
+    again = Episode.load(json.loads(json.dumps(episode.to_json())), episode.to_arrays())
+    again.validate()
+    assert (again.media, again.media_spans()) == (episode.media, episode.media_spans())
+
+
+def test_a_broken_log_of_media_is_told():
+    episode = with_media()
+    episode.media.pop(next(iter(episode.media)))
+    with pytest.raises(EpisodeError, match="is not there"):
+        episode.validate()
+    episode = with_media()
+    span = episode.segments[0].media[0]
+    episode.segments[0].media[0] = MediaSpan(span.start + 2, 1, span.kind, span.digest)
+    with pytest.raises(EpisodeError, match="a sampled token stands for a medium"):
+        episode.validate()

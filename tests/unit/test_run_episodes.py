@@ -43,6 +43,9 @@ def test_what_is_written_reads_back_as_people_see_it(tmp_path):
     assert (read.reward, read.status, read.metrics) == (
         episode.reward, episode.status, {"success": 1.0},
     )  # fmt: skip
+    (row,), (written,) = read.rows(), episode.rows()
+    for column in ("token_ids", "loss_mask", "logprobs", "weight_versions", "turn_index"):
+        assert getattr(row, column).tolist() == getattr(written, column).tolist()
     groups = [episode.group_id for episode in read_episodes(log.path)]
     assert groups == ["a", "a", "b", "b"]
     assert read_episodes(tmp_path / "nothing") == []
