@@ -278,14 +278,25 @@ class Episode:
         segment = self.segments[-1]
         return segment.shared + (segment.route_spans[-1][1] if segment.route_spans else 0)
 
-    def fork(self, shared: int, reason: str) -> None:
-        """Go on in a new segment that shares the leaf's first ``shared`` tokens."""
+    def fork(self, shared: int, reason: str, *, parent: int | None = None) -> None:
+        """Go on in a new segment that shares the first ``shared`` tokens of another one.
+
+        Args:
+            shared: Tokens of the parent's full sequence that come before the new segment's own.
+            reason: Why, for people.
+            parent: Index of the segment; None is the current leaf.
+
+        Raises:
+            EpisodeError: There are not as many, or the last one lies within a medium.
+        """
         self._require_running()
-        if not 0 <= shared <= len(self):
-            raise EpisodeError(f"cannot share {shared} of {len(self)} tokens")
-        if any(span.start < shared < span.start + span.count for span in self.media_spans()):
+        index = len(self.segments) - 1 if parent is None else parent
+        count = self.segments[index].shared + len(self.segments[index])
+        if not 0 <= shared <= count:
+            raise EpisodeError(f"cannot share {shared} of {count} tokens")
+        if any(span.start < shared < span.start + span.count for span in self._spans(index)):
             raise EpisodeError(f"sharing {shared} tokens would cut a medium in two")
-        self.segments.append(Segment(len(self.segments) - 1, shared, reason))
+        self.segments.append(Segment(index, shared, reason))
 
     def media_spans(self) -> list[MediaSpan]:
         """Return the media of the current leaf's full sequence, with starts within it."""

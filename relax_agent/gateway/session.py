@@ -1,0 +1,271 @@
+"""One episode that a program plays: from a request to sampled tokens in the token log.
+
+A session knows the conversations that the program has had, each with its tokens. A request whose
+history is one of them and goes on from its end is appended to it. Any other history (an edit, a
+question asked again, a sub-agent's own conversation) becomes a fork of the log with a name. Nothing
+is written before an answer is there, so requests may run at the same time, and one whose client
+has gone leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from relax_agent.engines.protocol import GenerateRequest, GenerateResult
+from relax_agent.episode import Episode
+from relax_agent.errors import EpisodeError, PromptTooLong
+from relax_agent.gateway.history import known_part
+from relax_agent.limits import Overrun, TimeBudget, bounded
+from relax_agent.media import Media
+from relax_agent.messages import AssistantMessage, Message, Usage
+from relax_agent.rendering import Rendered, Renderer
+from relax_agent.rendering.media import PreparesMedia
+from relax_agent.rollout.episode_loop import EpisodeOptions
+from relax_agent.rollout.sampling import PolicySource, SampledTurn, TurnPlan, sample_turn
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a program asks for, in no dialect."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    max_tokens: int | None = None
+    """Most tokens of the answer; None leaves it to the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was sampled for one request."""
+
+    message: AssistantMessage
+    ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """What was said in one line of the log, and its tokens up to the last answer."""
+
+    segment: int
+    ids: list[int]
+    media: list[tuple[int, int, Media]]
+    messages: list[Message]
+    answer: list[int]
+    """The ids of the last answer."""
+    tools: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A request as tokens, and where in the log it goes."""
+
+    ids: list[int]
+    media: list[tuple[int, int, Media]]
+    after: _Conversation | None
+    """The conversation that it goes on; None where it begins another."""
+    reason: str = ""
+    """Why it is a fork."""
+
+
+class GatewaySession:
+    """Answers the requests of one program and writes the episode."""
+
+    def __init__(
+        self, episode: Episode, source: PolicySource, renderer: Renderer, options: EpisodeOptions
+    ) -> None:
+        """Begin with an empty episode.
+
+        Args:
+            episode: Filled as answers come.
+            source: Samples tokens.
+            renderer: Messages to ids and back.
+            options: How to sample, and the limits; what a program asks for never widens them.
+        """
+        self.episode = episode
+        self._source, self._renderer, self._options = source, renderer, options
+        self._time = TimeBudget(options.limits.timeout_s, options.paused)
+        self._conversations: list[_Conversation] = []
+        self._asked = 0
+
+    async def respond(self, request: ChatRequest) -> Answer:
+        """Sample the answer to a request.
+
+        Raises:
+            PromptTooLong: There is no room for an answer.
+            RenderError: The chat format cannot hold the messages.
+            EpisodeError: The episode is over, or all its turns are used.
+            Overrun: Its time is over.
+            EngineError: No engine answers.
+        """
+        self._require_room()
+        await self._prepare(request.messages)
+        prompt = self._place(request)
+        sampled = await self._sample(prompt, request)
+        return self._record(prompt, request, sampled)
+
+    def _require_room(self) -> None:
+        limits = self._options.limits
+        if self.episode.status.value != "running":
+            raise EpisodeError(f"this episode has ended as {self.episode.status.value}")
+        if len(self.episode.turns) >= limits.max_turns:
+            raise EpisodeError(f"all {limits.max_turns} turns of this episode are used")
+        if self._time.left() <= 0:
+            raise Overrun
+
+    async def _prepare(self, messages: Sequence[Message]) -> None:
+        media = [medium for message in messages for medium in message.media]
+        if media and isinstance(self._renderer, PreparesMedia):
+            await bounded(self._renderer.prepare(media), self._time.left)
+
+    # -- where a request belongs -------------------------------------------------------------------
+
+    def _place(self, request: ChatRequest) -> _Prompt:
+        messages = request.messages
+        best, most = None, 0
+        for each in self._conversations:
+            count = known_part(messages, each.messages)
+            if count == len(each.messages) and count >= most and each.tools == request.tools:
+                best, most = each, count
+        new = messages[most:]
+        goes_on = best is not None and new and not any(m.role == "assistant" for m in new)
+        if best is not None and goes_on:
+            rendered = self._renderer.extend(best.answer, new, request.tools, best.messages[:-1])
+            if rendered.fork is None:
+                start = len(best.ids)
+                media = [*best.media, *((at + start, n, m) for at, n, m in rendered.media)]
+                return _Prompt([*best.ids, *rendered.ids], media, best)
+            return _whole(rendered, rendered.fork)
+        return _whole(self._renderer.start(messages, request.tools), self._reason(request))
+
+    def _reason(self, request: ChatRequest) -> str:
+        messages = request.messages
+        answered = any(message.role == "assistant" for message in messages)
+        for each in self._conversations:
+            known = known_part(messages, each.messages)
+            if known == len(messages) == len(each.messages) - 1:
+                return "the same was asked again"
+            if known and answered:
+                return "the history was edited"
+        return "another conversation"
+
+    # -- sampling ----------------------------------------------------------------------------------
+
+    async def _sample(self, prompt: _Prompt, request: ChatRequest) -> SampledTurn:
+        limits, number = self._options.limits, self._asked
+        self._asked += 1
+        left = limits.max_context - len(prompt.ids)
+        if left <= 0:
+            raise PromptTooLong(f"{len(prompt.ids)} of {limits.max_context} tokens are used")
+        sampled = SampledTurn(prompt.ids, 0)
+        plan = TurnPlan(
+            rid=f"{self.episode.id}.{number:04d}",
+            sampling=replace(
+                self._options.sampling,
+                max_new_tokens=min(left, limits.max_tokens_per_turn, request.max_tokens or left),
+                stop_token_ids=self._renderer.stop_token_ids,
+            ),
+            seed=(self._options.run_seed, self.episode.group_id, self.episode.id, number),
+            return_routes=self._options.return_routes,
+            on_abort="resume",
+            max_resumes=limits.max_resumes,
+            media=tuple(medium for _, _, medium in prompt.media),
+        )
+        await sample_turn(sampled, plan, self._ask)
+        return sampled
+
+    async def _ask(self, request: GenerateRequest) -> GenerateResult:
+        if self._time.left() <= 0:
+            raise Overrun
+        return await bounded(self._source.generate(request), self._time.left)
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def _record(self, prompt: _Prompt, request: ChatRequest, sampled: SampledTurn) -> Answer:
+        """Write prompt and answer into the log: at once, and only now."""
+        self._require_room()
+        message = self._read(prompt, request, sampled)
+        shared = self._go_to(prompt)
+        rest = Rendered(prompt.ids, tuple(prompt.media)).after(shared)
+        self.episode.add_prompt(rest.ids, rest.media)
+        self.episode.add_sampled(
+            sampled.ids, sampled.logprobs, sampled.versions, sampled.finish_reason, message
+        )
+        for start, routes in sampled.routes:
+            self.episode.add_routes(start, routes)
+        known = 0 if prompt.after is None else len(prompt.after.messages)
+        self.episode.messages.extend([*request.messages[known:], message])
+        before = (
+            request.messages
+            if prompt.after is None
+            else [*prompt.after.messages, *request.messages[known:]]
+        )
+        self._remember(prompt, [*before, message], request.tools, sampled.ids)
+        return Answer(message, sampled.ids, sampled.logprobs)
+
+    def _go_to(self, prompt: _Prompt) -> int:
+        """Bring the log to where the prompt goes on; return how many of its tokens are there."""
+        episode = self.episode
+        if not episode.turns:
+            return 0
+        last = len(episode.segments) - 1
+        after = prompt.after
+        if after is not None and after.segment == last and len(episode) == len(after.ids):
+            return len(after.ids)
+        if after is not None:
+            episode.fork(len(after.ids), "back to an earlier conversation", parent=after.segment)
+            return len(after.ids)
+        shared, parent = max((_shared(prompt, each), each.segment) for each in self._conversations)
+        episode.fork(shared, prompt.reason, parent=parent)
+        return shared
+
+    def _read(
+        self, prompt: _Prompt, request: ChatRequest, sampled: SampledTurn
+    ) -> AssistantMessage:
+        """Parse the answer, and give its calls ids that no other answer has."""
+        message = self._renderer.parse(sampled.ids, request.tools)
+        used = len(prompt.ids) + len(sampled.ids)
+        left = self._options.limits.max_context - used
+        turn = len(self.episode.turns)
+        calls = tuple(
+            replace(call, id=f"call_{self.episode.id[:8]}_{turn}_{number}")
+            for number, call in enumerate(message.tool_calls)
+        )
+        return replace(
+            message,
+            tool_calls=calls,
+            usage=Usage(len(prompt.ids), len(sampled.ids), left),
+            finish_reason=sampled.finish_reason,
+        )
+
+    def _remember(
+        self,
+        prompt: _Prompt,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        answer: list[int],
+    ) -> None:
+        segment = len(self.episode.segments) - 1
+        ids = [*prompt.ids, *answer]
+        self._conversations.append(
+            _Conversation(segment, ids, prompt.media, messages, list(answer), tools)
+        )
+
+
+def _whole(rendered: Rendered, reason: str) -> _Prompt:
+    return _Prompt(rendered.ids, list(rendered.media), None, reason)
+
+
+def _shared(prompt: _Prompt, known: _Conversation) -> int:
+    """Return how many first tokens two sequences share, media compared and none cut in two."""
+    pairs = zip(prompt.ids, known.ids, strict=False)
+    count = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+    shared = min(len(prompt.ids), len(known.ids)) if count is None else count
+    own = {start: medium for start, _, medium in known.media}
+    for start, many, medium in prompt.media:
+        if start < shared and (shared < start + many or own.get(start) != medium):
+            shared = start
+    spans = ((start, many) for start, many, _ in known.media)
+    return min([shared, *(at for at, many in spans if at < shared < at + many)])
