@@ -676,6 +676,8 @@ def env_threads():
 
 
 def test_three_hundred_episodes_leave_nothing():
+    others = set(env_threads())  # left behind on purpose by other tests of this process
+
     async def main():
         async with serving("test/PlainProbe-v0", slots=20) as (url, leases):
 

@@ -144,7 +144,7 @@ def test_bad_data_is_a_typed_error_and_the_worker_lives_on(folders, tmp_path):
 def test_a_model_that_does_not_exist_fails_at_the_start(folders, tmp_path):
     async def main():
         async with supervise(tmp_path / "logs") as children:
-            with pytest.raises(ConfigError, match="cannot load a model"):
+            with pytest.raises(ConfigError, match="no model in"):
                 await TrainerProcess.start(children, SETTINGS, GRPO, tmp_path / "nothing")
             assert children.children == ()
 
