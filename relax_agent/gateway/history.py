@@ -29,7 +29,7 @@ def same(told: Message, own: Message) -> bool:
     if isinstance(told, AssistantMessage) and isinstance(own, AssistantMessage):
         return _same_answer(told, own)
     same_call = told.tool_call_id in (None, own.tool_call_id)
-    return same_call and told.media == own.media and told.text == own.text
+    return same_call and told.media == own.media and told.text.strip() == own.text.strip()
 
 
 def _same_answer(told: AssistantMessage, own: AssistantMessage) -> bool:

@@ -67,12 +67,14 @@ class Gateway:
         return self.open(GatewaySession(episode, source, renderer, options))
 
     def close(self, key: str) -> Episode:
-        """Take the key back: it opens nothing any more. Returns the episode as it is.
+        """Take the key back: it opens nothing, and the episode grows no more. Returns it as it is.
 
         Raises:
             KeyError: There is no such key.
         """
-        return self._sessions.pop(_digest(key)).episode
+        session = self._sessions.pop(_digest(key))
+        session.end()
+        return session.episode
 
     @contextlib.asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
@@ -104,7 +106,7 @@ class Gateway:
                 words = f"the body has more than {MAX_BODY_BYTES:,} bytes"
                 return _error(dialect, 413, words, "too_large")
             try:
-                call = dialect.read(json.loads(body))
+                call = dialect.read(_loads(body))
             except BadRequest as error:
                 return _error(dialect, 400, str(error), "invalid_request", error.param)
             except (ValueError, RecursionError):
@@ -145,6 +147,14 @@ class _Server(Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+
+def _loads(body: bytes) -> Any:
+    """Return what a JSON text says, or raise ValueError, also where half a character is in it."""
+    data = json.loads(body)
+    if b"\\u" in body:
+        json.dumps(data, ensure_ascii=False).encode()
+    return data
 
 
 def _digest(key: str) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from relax_agent.engines.protocol import GenerateRequest, GenerateResult
-from relax_agent.episode import Episode
+from relax_agent.episode import Episode, EpisodeStatus
 from relax_agent.errors import EpisodeError, PromptTooLong
 from relax_agent.gateway.history import known_part
 from relax_agent.limits import Overrun, TimeBudget, bounded
@@ -89,6 +89,11 @@ class GatewaySession:
         self._time = TimeBudget(options.limits.timeout_s, options.paused)
         self._conversations: list[_Conversation] = []
         self._asked = 0
+        self._ended = False
+
+    def end(self) -> None:
+        """Write no more into the log: whatever is still being sampled is too late."""
+        self._ended = True
 
     async def respond(self, request: ChatRequest) -> Answer:
         """Sample the answer to a request.
@@ -108,8 +113,8 @@ class GatewaySession:
 
     def _require_room(self) -> None:
         limits = self._options.limits
-        if self.episode.status.value != "running":
-            raise EpisodeError(f"this episode has ended as {self.episode.status.value}")
+        if self._ended or self.episode.status is not EpisodeStatus.RUNNING:
+            raise EpisodeError("this episode is over")
         if len(self.episode.turns) >= limits.max_turns:
             raise EpisodeError(f"all {limits.max_turns} turns of this episode are used")
         if self._time.left() <= 0:
@@ -147,6 +152,8 @@ class GatewaySession:
             known = known_part(messages, each.messages)
             if known == len(messages) == len(each.messages) - 1:
                 return "the same was asked again"
+            if known == len(each.messages) and each.tools != request.tools:
+                return "the tools were changed"
             if known and answered:
                 return "the history was edited"
         return "another conversation"

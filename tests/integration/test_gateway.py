@@ -345,3 +345,42 @@ def test_an_answer_is_the_same_without_what_programs_lose_and_another_with_other
     assert not same(assistant("so", tool_calls=[ToolCall("add", {"a": 2}, "else")]), own)
     assert not same(assistant("so"), own)
     assert not same(user("so "), own)
+
+
+def test_after_its_key_is_taken_back_an_episode_grows_no_more():
+    async def main():
+        release, asked = asyncio.Event(), asyncio.Event()
+
+        async def step():
+            asked.set()
+            await release.wait()
+
+        engine = ScriptedEngine(lambda request: Reply(ids_of("late")), step=step)
+        gateway, episode = Gateway(), Episode("env", "t", "g", 0)
+        async with gateway.serve() as url, asyncio.timeout(30):
+            key = gateway.start(episode, engine, Thinks(), EpisodeOptions(SamplingParams(64)))
+            async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key) as client:
+                late = asyncio.ensure_future(ask(client, [{"role": "user", "content": "q"}]))
+                await asked.wait()
+                gateway.close(key)
+                release.set()
+                with pytest.raises(openai.PermissionDeniedError, match="episode is over"):
+                    await late
+        assert (len(episode), episode.turns) == (0, [])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+@pytest.mark.parametrize("body", [rb'{"model": "\ud800"}', b"[", b"\xff", b"[" * 5000, b"7", b""])
+def test_a_body_that_is_no_text_is_refused_in_words(path, body):
+    async def main():
+        gateway, episode = Gateway(), Episode("env", "t", "g", 0)
+        async with gateway.serve() as url, httpx.AsyncClient() as client:
+            options = EpisodeOptions(SamplingParams(8))
+            key = gateway.start(episode, said("a"), Thinks(), options)
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = await client.post(f"{url}/v1/{path}", headers=headers, content=body)
+            assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+    asyncio.run(main())
