@@ -8,6 +8,7 @@ becomes the episode's token log.
     session.py   one episode: from a request to sampled tokens in the log
     dialect.py   what all dialects share
     chat.py      OpenAI chat completions
+    responses.py OpenAI responses
     anthropic.py Anthropic messages
     server.py    keys, routes, limits
 """

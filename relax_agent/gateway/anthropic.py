@@ -22,7 +22,8 @@ from relax_agent.messages import (
     user,
 )
 
-PATH = "/v1/messages"
+PATH, PREFIX = "/v1/messages", "msg_"
+COUNT_PATH = "/v1/messages/count_tokens"
 IGNORED = ("temperature", "top_p", "top_k", "stop_sequences", "thinking")
 """Parameters that the run sets, not the program."""
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "abort": "max_tokens"}

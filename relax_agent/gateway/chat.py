@@ -117,7 +117,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 # -- answers -------------------------------------------------------------------------------------
 
 
-PATH = "/v1/chat/completions"
+PATH, PREFIX = "/v1/chat/completions", "chatcmpl-"
 
 
 def error_body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:

@@ -6,8 +6,7 @@ comparable. A program that asks for other values is answered under the run's own
 the header ``x-relax-ignored``. What cannot be done at all is refused with words that say what to
 change.
 
-A dialect is a module with ``PATH``, ``read``, ``body_of``, ``events``, ``ALIVE``, ``error_body``
-and ``error_event``.
+A dialect is a module with what :class:`Dialect` names.
 """
 
 from __future__ import annotations
@@ -45,6 +44,8 @@ class Dialect(Protocol):
     """A way to write requests and answers."""
 
     PATH: str
+    PREFIX: str
+    """What the names of answers begin with."""
     ALIVE: bytes
 
     def read(self, body: Any) -> Call:

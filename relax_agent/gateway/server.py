@@ -13,6 +13,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
@@ -20,7 +21,7 @@ from fastapi.responses import StreamingResponse
 
 from relax_agent.episode import Episode
 from relax_agent.errors import EngineError, EpisodeError, PromptTooLong, RenderError
-from relax_agent.gateway import anthropic, chat
+from relax_agent.gateway import anthropic, chat, responses
 from relax_agent.gateway.dialect import BadRequest, Call, Dialect
 from relax_agent.gateway.session import Answer, GatewaySession
 from relax_agent.limits import Overrun
@@ -50,9 +51,13 @@ class Gateway:
         self._sessions: dict[bytes, GatewaySession] = {}
         self.app = FastAPI(title="Relax Agent gateway", docs_url=None, openapi_url=None)
         self.app.add_api_route("/v1/models", self._models, methods=["GET"])
-        for dialect in (chat, anthropic):
-            route = self._route(cast("Dialect", dialect))
-            self.app.add_api_route(dialect.PATH, route, methods=["POST"], response_model=None)
+        for dialect in (chat, responses, anthropic):
+            self._add(dialect.PATH, cast("Dialect", dialect), _answer)
+        self._add(anthropic.COUNT_PATH, cast("Dialect", anthropic), _count)
+
+    def _add(self, path: str, dialect: Dialect, answer: Answering) -> None:
+        route = self._route(dialect, answer)
+        self.app.add_api_route(path, route, methods=["POST"], response_model=None)
 
     def open(self, session: GatewaySession) -> str:
         """Take in a session and return its key."""
@@ -96,7 +101,9 @@ class Gateway:
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "relax-agent"}
         return json_response({"object": "list", "data": [model]})
 
-    def _route(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+    def _route(
+        self, dialect: Dialect, answer: Answering
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
             session = self._session(request)
             if session is None:
@@ -111,7 +118,7 @@ class Gateway:
                 return _error(dialect, 400, str(error), "invalid_request", error.param)
             except (ValueError, RecursionError):
                 return _error(dialect, 400, "the body is not JSON", "invalid_request")
-            return await _answer(request, dialect, session, call)
+            return await answer(request, dialect, session, call)
 
         return route
 
@@ -126,7 +133,9 @@ class Gateway:
 async def _answer(
     request: Request, dialect: Dialect, session: GatewaySession, call: Call
 ) -> Response:
-    completion = f"msg_{secrets.token_hex(12)}"
+    completion = f"{dialect.PREFIX}{secrets.token_hex(12)}"
+    again = request.headers.get("x-stainless-retry-count", "0") != "0"
+    call = replace(call, request=replace(call.request, answer_id=completion, again=again))
     headers = {"x-relax-ignored": ", ".join(call.ignored)} if call.ignored else {}
     if call.stream:
         stream = _stream(dialect, session, call, completion)
@@ -138,6 +147,18 @@ async def _answer(
     if answer is None:  # nobody is there to read it
         return Response(status_code=499)
     return json_response(dialect.body_of(call, answer, completion), headers=headers)
+
+
+async def _count(
+    request: Request, dialect: Dialect, session: GatewaySession, call: Call
+) -> Response:
+    try:
+        return json_response({"input_tokens": await session.count(call.request)})
+    except Exception as error:
+        return _error(dialect, *_explained(error))
+
+
+Answering = Callable[[Request, Dialect, GatewaySession, Call], Awaitable[Response]]
 
 
 class _Server(Server):
@@ -192,8 +213,8 @@ def _explained(error: Exception) -> tuple[int, str, str]:
     """Return status, words and code of what went wrong; a fault of ours is raised again."""
     if isinstance(error, PromptTooLong):
         return 400, str(error), "context_length_exceeded"
-    if isinstance(error, RenderError):
-        return 400, str(error), "invalid_request"
+    if isinstance(error, RenderError | LookupError):
+        return 400, " ".join(map(str, error.args)), "invalid_request"
     if isinstance(error, Overrun):
         return 403, "the time of this episode is over", "episode_over"
     if isinstance(error, EpisodeError):

@@ -34,6 +34,12 @@ class ChatRequest:
     tools: list[dict[str, Any]] = field(default_factory=list)
     max_tokens: int | None = None
     """Most tokens of the answer; None leaves it to the run."""
+    answer_id: str = ""
+    """What the answer will be called."""
+    previous: str | None = None
+    """The answer whose conversation goes before ``messages``; None if they are all there is."""
+    again: bool = False
+    """Whether the program's SDK says that it asks once more, because it got no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,9 @@ class _Conversation:
     ids: list[int]
     media: list[tuple[int, int, Media]]
     messages: list[Message]
-    answer: list[int]
-    """The ids of the last answer."""
+    answer: Answer
+    """The last one."""
+    answer_id: str
     tools: list[dict[str, Any]]
 
 
@@ -99,12 +106,16 @@ class GatewaySession:
         """Sample the answer to a request.
 
         Raises:
+            LookupError: There is no answer of the name that it goes on from.
             PromptTooLong: There is no room for an answer.
             RenderError: The chat format cannot hold the messages.
             EpisodeError: The episode is over, or all its turns are used.
             Overrun: Its time is over.
             EngineError: No engine answers.
         """
+        request = self._whole_request(request)
+        if request.again and (lost := self._answered(request)) is not None:
+            return lost
         self._require_room()
         await self._prepare(request.messages)
         prompt = self._place(request)
@@ -125,7 +136,40 @@ class GatewaySession:
         if media and isinstance(self._renderer, PreparesMedia):
             await bounded(self._renderer.prepare(media), self._time.left)
 
+    async def count(self, request: ChatRequest) -> int:
+        """Return how many tokens a request has as a prompt of its own.
+
+        Raises:
+            RenderError: The chat format cannot hold the messages.
+        """
+        await self._prepare(request.messages)
+        return len(self._renderer.start(request.messages, request.tools).ids)
+
     # -- where a request belongs -------------------------------------------------------------------
+
+    def _whole_request(self, request: ChatRequest) -> ChatRequest:
+        """Put before the messages those that the request only refers to."""
+        if request.previous is None:
+            return request
+        for each in self._conversations:
+            if each.answer_id == request.previous:
+                break
+        else:
+            raise LookupError(f"there is no answer {request.previous[:64]!r} in this episode")
+        before, new = each.messages, request.messages
+        if new and new[0].role == "system" and before[0].role == "system":
+            before = before[1:]  # instructions replace the earlier ones
+            new, before = new[1:], [new[0], *before]
+        return replace(request, messages=[*before, *new])
+
+    def _answered(self, request: ChatRequest) -> Answer | None:
+        """Find the answer to a request that was answered already, but did not arrive."""
+        for each in reversed(self._conversations):
+            asked = len(each.messages) - 1
+            same = each.tools == request.tools and len(request.messages) == asked
+            if same and known_part(request.messages, each.messages) == asked:
+                return each.answer
+        return None
 
     def _place(self, request: ChatRequest) -> _Prompt:
         messages = request.messages
@@ -137,7 +181,9 @@ class GatewaySession:
         new = messages[most:]
         goes_on = best is not None and new and not any(m.role == "assistant" for m in new)
         if best is not None and goes_on:
-            rendered = self._renderer.extend(best.answer, new, request.tools, best.messages[:-1])
+            rendered = self._renderer.extend(
+                best.answer.ids, new, request.tools, best.messages[:-1]
+            )
             if rendered.fork is None:
                 start = len(best.ids)
                 media = [*best.media, *((at + start, n, m) for at, n, m in rendered.media)]
@@ -209,8 +255,19 @@ class GatewaySession:
             if prompt.after is None
             else [*prompt.after.messages, *request.messages[known:]]
         )
-        self._remember(prompt, [*before, message], request.tools, sampled.ids)
-        return Answer(message, sampled.ids, sampled.logprobs)
+        answer = Answer(message, list(sampled.ids), list(sampled.logprobs))
+        self._conversations.append(
+            _Conversation(
+                segment=len(self.episode.segments) - 1,
+                ids=[*prompt.ids, *sampled.ids],
+                media=prompt.media,
+                messages=[*before, message],
+                answer=answer,
+                answer_id=request.answer_id,
+                tools=request.tools,
+            )
+        )
+        return answer
 
     def _go_to(self, prompt: _Prompt) -> int:
         """Bring the log to where the prompt goes on; return how many of its tokens are there."""
@@ -245,19 +302,6 @@ class GatewaySession:
             tool_calls=calls,
             usage=Usage(len(prompt.ids), len(sampled.ids), left),
             finish_reason=sampled.finish_reason,
-        )
-
-    def _remember(
-        self,
-        prompt: _Prompt,
-        messages: list[Message],
-        tools: list[dict[str, Any]],
-        answer: list[int],
-    ) -> None:
-        segment = len(self.episode.segments) - 1
-        ids = [*prompt.ids, *answer]
-        self._conversations.append(
-            _Conversation(segment, ids, prompt.media, messages, list(answer), tools)
         )
 
 

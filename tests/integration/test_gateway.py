@@ -384,3 +384,17 @@ def test_a_body_that_is_no_text_is_refused_in_words(path, body):
             assert answer.status_code == 400 and answer.json()["error"]["message"]
 
     asyncio.run(main())
+
+
+def test_an_answer_that_got_lost_is_given_again_and_not_sampled_twice():
+    async def main():
+        async with program(said("one", "two")) as (client, episode):
+            messages = [{"role": "user", "content": "q"}]
+            for _ in range(2):
+                again = {"x-stainless-retry-count": "1"}
+                reply = await ask(client, messages, extra_headers=again)
+                assert reply.choices[0].message.content == "one"
+            assert len(episode.turns) == 1
+            assert (await ask(client, messages)).choices[0].message.content == "two"
+
+    asyncio.run(main())

@@ -87,6 +87,16 @@ def test_a_used_up_budget_is_told_in_the_dialects_own_way():
     asyncio.run(main())
 
 
+def test_tokens_are_counted_without_a_trace_in_the_log():
+    async def main():
+        async with program() as (client, episode):
+            messages = [{"role": "user", "content": "q"}]
+            found = await client.messages.count_tokens(model="policy", messages=messages)
+            assert (found.input_tokens, len(episode)) == (len("u:q") + 3, 0)
+
+    asyncio.run(main())
+
+
 def test_results_pictures_and_words_of_one_message_keep_their_order():
     data = base64.b64encode(b"png").decode()
     picture = {"type": "base64", "media_type": "image/png", "data": data}
