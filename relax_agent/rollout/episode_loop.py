@@ -33,7 +33,7 @@ from relax_agent.episode import Episode, EpisodeStatus, Turn
 from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line, one_line
 from relax_agent.media import Media
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
-from relax_agent.rendering import Rendered, Renderer, truncate_messages
+from relax_agent.rendering import Rendered, Renderer
 from relax_agent.rendering.media import PreparesMedia
 from relax_agent.rollout.expert import ExpertSource
 from relax_agent.rollout.limits import (
@@ -155,11 +155,11 @@ class _Loop:
         """Run to the end and say how it ended."""
         await self._reset()
         while True:
-            self._make_room()
-            prompt, sampled = len(self._prompt), self._episode.sampled_tokens
-            room = self._limits.room(prompt, sampled)
+            room = min(self._limits.max_tokens_per_turn, self._tokens_left())
             if room <= 0:
-                return EpisodeStatus.TRUNCATED_TOKENS, self._limits.used_up(prompt, sampled)
+                return EpisodeStatus.TRUNCATED_TOKENS, (
+                    f"{len(self._prompt)} of {self._limits.max_context} tokens are used"
+                )
             turn = await self._sample(room)
             if turn.finish_reason == "abort":
                 if self._time.left() <= 0:
@@ -169,27 +169,8 @@ class _Loop:
             if ending is not None:
                 return ending
 
-    def _make_room(self) -> None:
-        """Leave out the oldest rounds where a whole message would not fit, if that is the policy.
-
-        Where even that does not help, what there is of room is used.
-        """
-        most = self._limits.max_context - self._limits.max_tokens_per_turn
-        if self._limits.on_overflow == "end" or len(self._prompt) <= most:
-            return
-        try:
-            kept = truncate_messages(self._conversation, most, self._count)
-        except PromptTooLong:
-            return
-        dropped = len(self._conversation) - len(kept)
-        if dropped:
-            self._fork(self._renderer.start(kept, self._tools), f"{dropped} messages left out")
-            self._conversation = kept
-            metrics = self._episode.metrics
-            metrics["dropped_messages"] = metrics.get("dropped_messages", 0.0) + dropped
-
-    def _count(self, messages: Sequence[Message]) -> int:
-        return len(self._renderer.start(messages, self._tools).ids)
+    def _tokens_left(self) -> int:
+        return self._limits.max_context - len(self._prompt)
 
     # -- the environment ---------------------------------------------------------------------
 
