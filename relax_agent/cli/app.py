@@ -9,6 +9,7 @@ import typer
 
 from relax_agent.cli import envs, tools
 from relax_agent.cli.evaluate import eval_
+from relax_agent.cli.gateway import gateway
 from relax_agent.cli.play import play
 from relax_agent.cli.view import view
 
@@ -23,6 +24,7 @@ app.add_typer(tools.app, name="tools")
 app.command()(play)
 app.command("eval")(eval_)
 app.command()(view)
+app.command()(gateway)
 
 RecipePath = Annotated[Path, typer.Argument(help="The recipe: a YAML file, see configs/.")]
 Overrides = Annotated[
