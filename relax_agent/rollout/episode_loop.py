@@ -33,7 +33,7 @@ from relax_agent.episode import Episode, EpisodeStatus, Turn
 from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolError, at_line, one_line
 from relax_agent.media import Media
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
-from relax_agent.rendering import Rendered, Renderer
+from relax_agent.rendering import Rendered, Renderer, truncate_messages
 from relax_agent.rendering.media import PreparesMedia
 from relax_agent.rollout.expert import ExpertSource
 from relax_agent.rollout.limits import (
@@ -155,11 +155,10 @@ class _Loop:
         """Run to the end and say how it ended."""
         await self._reset()
         while True:
-            room = min(self._limits.max_tokens_per_turn, self._tokens_left())
+            prompt, sampled = len(self._prompt), self._episode.sampled_tokens
+            room = self._limits.room(prompt, sampled)
             if room <= 0:
-                return EpisodeStatus.TRUNCATED_TOKENS, (
-                    f"{len(self._prompt)} of {self._limits.max_context} tokens are used"
-                )
+                return EpisodeStatus.TRUNCATED_TOKENS, self._limits.used_up(prompt, sampled)
             turn = await self._sample(room)
             if turn.finish_reason == "abort":
                 if self._time.left() <= 0:
@@ -168,9 +167,6 @@ class _Loop:
             ending = await self._step(turn)
             if ending is not None:
                 return ending
-
-    def _tokens_left(self) -> int:
-        return self._limits.max_context - len(self._prompt)
 
     # -- the environment ---------------------------------------------------------------------
 
@@ -236,22 +232,56 @@ class _Loop:
             raise _EnvFailed(name, error, one_line(error, None) + at_line(error)) from error
 
     async def _observe(self, observation: list[Message] | Rewrite, turn: Turn) -> None:
+        """Take in what came back, as far as there is room for it."""
         if isinstance(observation, Rewrite):
             await self._prepare(observation.messages)
-            self._fork(self._renderer.start(observation.messages, self._tools), observation.reason)
+            rendered = self._renderer.start(observation.messages, self._tools)
+            rendered = replace(rendered, fork=observation.reason)
             self._conversation = []
             self._hear(observation.messages)
-            return
-        await self._prepare(observation)
-        sampled = self._prompt[len(self._prompt) - (turn.end - turn.start) :]
-        rendered = self._renderer.extend(sampled, observation, self._tools, self._conversation)
+        else:
+            await self._prepare(observation)
+            sampled = self._prompt[len(self._prompt) - (turn.end - turn.start) :]
+            rendered = self._renderer.extend(sampled, observation, self._tools, self._conversation)
+            if rendered.fork is not None:
+                self._count("template_forks", 1)
+            self._hear(observation)
+        rendered = self._fitting(rendered)
         if rendered.fork is None:
             self._grow(rendered)
         else:
             self._fork(rendered, rendered.fork)
-            metrics = self._episode.metrics
-            metrics["template_forks"] = metrics.get("template_forks", 0.0) + 1
-        self._hear(observation)
+
+    def _fitting(self, rendered: Rendered) -> Rendered:
+        """Return a prompt that leaves room for an answer, by the stated policy.
+
+        Raises:
+            PromptTooLong: There is none; the log is not to hold what nobody can answer.
+        """
+        limits = self._limits
+        used = len(rendered.ids) + (len(self._prompt) if rendered.fork is None else 0)
+        most = limits.max_context - limits.max_tokens_per_turn
+        if limits.on_overflow == "drop_oldest" and used > most:
+            with contextlib.suppress(PromptTooLong):
+                return self._without_oldest(most)
+        if used >= limits.max_context:
+            raise PromptTooLong(f"{used} of {limits.max_context} tokens are used")
+        return rendered
+
+    def _without_oldest(self, most_tokens: int) -> Rendered:
+        kept = truncate_messages(
+            self._conversation,
+            most_tokens,
+            lambda messages: len(self._renderer.start(messages, self._tools).ids),
+        )
+        dropped = len(self._conversation) - len(kept)
+        self._count("dropped_messages", dropped)
+        self._conversation = kept
+        rendered = self._renderer.start(kept, self._tools)
+        return replace(rendered, fork=f"{dropped} messages left out")
+
+    def _count(self, metric: str, number: int) -> None:
+        self._episode.metrics[metric] = self._episode.metrics.get(metric, 0.0) + number
 
     def _fork(self, rendered: Rendered, reason: str) -> None:
         """Go on in a new segment from where the new prompt leaves the old one."""

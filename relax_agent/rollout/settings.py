@@ -24,6 +24,12 @@ class RolloutSettings(BaseModel):
     """Sampled tokens in one assistant message."""
     max_context: int = Field(default=4096, ge=2)
     """Tokens of one episode's sequence, prompts and tool messages included."""
+    max_tokens_per_episode: int | None = Field(default=None, ge=1)
+    """Sampled tokens in one episode, over all its messages; null: only ``max_context`` counts."""
+    on_overflow: Literal["end", "drop_oldest"] = "end"
+    """What follows when the conversation leaves no room for an answer: the episode ends, or its
+    oldest answers, each with all that came back for it, are left out until a whole message of
+    ``max_tokens_per_turn`` fits. That forks the token log."""
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds for one episode; the time that engines are paused for new weights does not count."""
     env_timeout_s: float = Field(default=120.0, gt=0)
