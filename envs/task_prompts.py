@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from relax_agent.errors import ConfigError
-from relax_agent.media.kinds import KINDS, Kind
-from relax_agent.media.load import Media, check_media, load_media
+from relax_agent.media.kinds import KINDS, Kind, Media
+from relax_agent.media.load import check_media, load_media
 from relax_agent.messages import (
     AssistantMessage,
     Audio,

@@ -17,34 +17,24 @@ Appending a turn costs time in the turn, not in the episode. Plain NumPy; no tor
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from relax_agent.errors import EpisodeError
-from relax_agent.messages import (
-    AssistantMessage,
-    Audio,
-    Image,
-    Message,
-    Video,
-    from_record,
-    to_record,
-)
+from relax_agent.media.kinds import MEDIA_CLASSES, Kind, Media, digest_of, kind_of
+from relax_agent.messages import AssistantMessage, Message, from_record, to_record
 from relax_agent.status import EpisodeStatus as EpisodeStatus
 
 NOT_SAMPLED = -1
 """The weight version of a token that no engine sampled."""
 
 Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-Medium: TypeAlias = Image | Audio | Video
-_KINDS: dict[str, type[Medium]] = {"image": Image, "audio": Audio, "video": Video}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +44,7 @@ class MediaSpan:
     start: int
     """The first of them, counted within the segment's own tokens, or within a row."""
     count: int
-    kind: str
-    """``image``, ``audio`` or ``video``."""
+    kind: Kind
     digest: str
     """SHA-256 of the encoded medium, in hex: its key in ``Episode.media``."""
 
@@ -190,7 +179,7 @@ class Episode:
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     """The conversation as people read it; training never looks at it."""
-    media: dict[str, Medium] = field(default_factory=dict)
+    media: dict[str, Media] = field(default_factory=dict)
     """What the media spans stand for, by digest: each medium once, however often it was shown."""
     status: EpisodeStatus = EpisodeStatus.RUNNING
     detail: str = ""
@@ -228,7 +217,7 @@ class Episode:
             out.extend(self.segments[index].token_ids[:count])
         return out
 
-    def add_prompt(self, ids: Sequence[int], media: Sequence[tuple[int, int, Medium]] = ()) -> None:
+    def add_prompt(self, ids: Sequence[int], media: Sequence[tuple[int, int, Media]] = ()) -> None:
         """Append tokens that were not sampled: a prompt, an observation, a separator.
 
         Args:
@@ -246,8 +235,7 @@ class Episode:
         base = len(segment)
         segment.extend(ids, 0, [0.0] * count, [NOT_SAMPLED] * count)
         for start, many, digest, medium in found:
-            kind = type(medium).__name__.lower()
-            segment.media.append(MediaSpan(base + start, many, kind, digest))
+            segment.media.append(MediaSpan(base + start, many, kind_of(medium), digest))
             self.media.setdefault(digest, medium)
 
     def add_sampled(
@@ -416,7 +404,7 @@ class Episode:
             if any(node.loss_mask[span.start : span.start + span.count]):
                 raise EpisodeError(f"{where}: a sampled token stands for a medium")
             medium = self.media.get(span.digest)
-            if medium is None or not isinstance(medium, _KINDS.get(span.kind, ())):
+            if medium is None or not isinstance(medium, MEDIA_CLASSES.get(span.kind, ())):
                 raise EpisodeError(f"{where}: the {span.kind} {span.digest[:12]} is not there")
 
     def _require_running(self) -> None:
@@ -508,11 +496,6 @@ class Episode:
         )
 
 
-def digest_of(medium: Medium) -> str:
-    """Return the key under which an episode keeps a medium: the SHA-256 of its encoded bytes."""
-    return hashlib.sha256(medium.data).hexdigest()
-
-
 def _check_spans(spans: Sequence[tuple[int, int]], tokens: int, where: str) -> None:
     """Raise EpisodeError unless spans (start, count) are ascending and lie within ``tokens``."""
     ends = [0, *(start + count for start, count in spans)]
@@ -525,10 +508,10 @@ def _check_spans(spans: Sequence[tuple[int, int]], tokens: int, where: str) -> N
 
 def _load_media(
     mimes: dict[str, str], segments: Sequence[Segment], arrays: dict[str, npt.NDArray[Any]]
-) -> dict[str, Medium]:
+) -> dict[str, Media]:
     kinds = {each.digest: each.kind for node in segments for each in node.media}
     return {
-        digest: _KINDS[kinds[digest]](arrays[f"media.{digest}"].tobytes(), mime)
+        digest: MEDIA_CLASSES[kinds[digest]](arrays[f"media.{digest}"].tobytes(), mime)
         for digest, mime in mimes.items()
     }
 

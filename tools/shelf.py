@@ -25,17 +25,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from relax_agent.errors import ConfigError, ToolErrorKind
-from relax_agent.media import KINDS, kind_of
+from relax_agent.media import KINDS, Media, kind_of
 from relax_agent.messages import Audio, Image, Part, Text, ToolCall, Video
 from relax_agent.references import media_schema
 from relax_agent.tools.result import ToolResult
 from relax_agent.tools.toolset import AnyToolset, ToolLike, Toolset, warm_up
 from relax_agent.tools.wire import with_media
-
-Medium: TypeAlias = Image | Audio | Video
 
 MAX_ITEMS = 256
 """Media on one shelf."""
@@ -52,7 +50,7 @@ class MediaShelf:
     def __init__(
         self,
         tools: AnyToolset | Iterable[ToolLike],
-        media: Mapping[str, Medium] | None = None,
+        media: Mapping[str, Media] | None = None,
         *,
         max_items: int = MAX_ITEMS,
         max_bytes: int = MAX_BYTES,
@@ -71,7 +69,7 @@ class MediaShelf:
         self._tools: Any = tools if isinstance(tools, AnyToolset) else Toolset(tools)
         self._max_items, self._max_bytes = max_items, max_bytes
         self._closes_tools = True
-        self._items: dict[str, Medium] = {}
+        self._items: dict[str, Media] = {}
         self._made: Counter[str] = Counter()
         self._media_arguments = {
             each["function"]["name"]: _MediaArguments.of(each) for each in self._tools.schemas()
@@ -81,7 +79,7 @@ class MediaShelf:
 
     # -- what lies on it -------------------------------------------------------------------------
 
-    def put(self, name: str, medium: Medium) -> None:
+    def put(self, name: str, medium: Media) -> None:
         """Lay a medium on the shelf; one that has this name already is replaced.
 
         Raises:
@@ -105,7 +103,7 @@ class MediaShelf:
         self._items.clear()
         self._made.clear()
 
-    def __getitem__(self, name: str) -> Medium:
+    def __getitem__(self, name: str) -> Media:
         return self._items[name]
 
     def __contains__(self, name: object) -> bool:
@@ -172,7 +170,7 @@ class MediaShelf:
         if self._closes_tools:
             await self._tools.close()
 
-    def _find(self, text: str, kind: str) -> Medium | str:
+    def _find(self, text: str, kind: str) -> Media | str:
         """Return the medium that a text names; the text itself is for the tool to read."""
         name = text.strip()
         found = self._items.get(name)
@@ -211,7 +209,7 @@ class MediaShelf:
             if name not in self._items:
                 return name
 
-    def _no_room(self, items: Mapping[str, Medium], more: list[Medium]) -> str:
+    def _no_room(self, items: Mapping[str, Media], more: list[Media]) -> str:
         if len(items) + len(more) > self._max_items:
             return f"there is room for {self._max_items} media"
         size = sum(len(each.data) for each in [*items.values(), *more])

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from relax_agent.episode import Medium, Row
+from relax_agent.episode import Row
+from relax_agent.media import Media
 from relax_agent.rendering.media.layout import PlacedMedium
 from relax_agent.trainers.batch import MicroBatch
 from relax_agent.trainers.protocol import BatchLayout
@@ -25,7 +26,7 @@ class Sample:
 
     name: str
     row: Row
-    media: Mapping[str, Medium]
+    media: Mapping[str, Media]
     """The episode's media by digest."""
     advantage: float = 1.0
     weight: float = 0.0

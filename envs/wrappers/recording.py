@@ -27,25 +27,21 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from relax_agent.errors import ConfigError, StorageError, one_line
 from relax_agent.files import append_to_file
+from relax_agent.media.kinds import MEDIA_CLASSES, Media
 from relax_agent.messages import (
-    Audio,
-    Image,
     Message,
     Part,
     Text,
-    Video,
     from_record,
     to_record,
 )
 
 logger = logging.getLogger(__name__)
 
-Media: TypeAlias = Image | Audio | Video
-_KINDS: dict[str, type[Media]] = {"image": Image, "audio": Audio, "video": Video}
 _EXTENSIONS = {
     "image/png": "png",
     "image/jpeg": "jpg",
@@ -363,7 +359,7 @@ def _message_to_json(message: Message) -> dict[str, Any]:
 def _part_to_json(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
-    kind = next(name for name, cls in _KINDS.items() if isinstance(part, cls))
+    kind = next(name for name, cls in MEDIA_CLASSES.items() if isinstance(part, cls))
     return {"type": kind, "mime": part.mime, "file": media_file(part), "bytes": len(part.data)}
 
 
@@ -387,7 +383,7 @@ def _part_from_json(item: dict[str, Any], folder: Path) -> Part:
     except OSError as error:
         logger.warning("cannot read %s: %s", folder / item["file"], error.strerror)
         return Text(f"[{item['type']}: {item['file']} is missing]")
-    return _KINDS[item["type"]](data, item["mime"])
+    return MEDIA_CLASSES[item["type"]](data, item["mime"])
 
 
 def _write_once(path: Path, data: bytes) -> None:

@@ -18,10 +18,9 @@ from relax_agent.episode import Episode, EpisodeStatus
 from relax_agent.errors import EpisodeError, PromptTooLong
 from relax_agent.gateway.history import known_part
 from relax_agent.limits import Overrun, TimeBudget, bounded
-from relax_agent.media import Media
 from relax_agent.messages import AssistantMessage, Message, Usage
-from relax_agent.rendering import Rendered, Renderer
-from relax_agent.rendering.media import PreparesMedia
+from relax_agent.rendering import Placed, Rendered, Renderer
+from relax_agent.rendering.media import prepare_media
 from relax_agent.rollout.episode_loop import EpisodeOptions
 from relax_agent.rollout.sampling import PolicySource, SampledTurn, TurnPlan, sample_turn
 
@@ -57,7 +56,7 @@ class _Conversation:
 
     segment: int
     ids: list[int]
-    media: list[tuple[int, int, Media]]
+    media: tuple[Placed, ...]
     messages: list[Message]
     answer: Answer
     """The last one."""
@@ -69,12 +68,17 @@ class _Conversation:
 class _Prompt:
     """A request as tokens, and where in the log it goes."""
 
-    ids: list[int]
-    media: list[tuple[int, int, Media]]
-    after: _Conversation | None
+    rendered: Rendered
+    """The whole prompt."""
+    after: _Conversation | None = None
     """The conversation that it goes on; None where it begins another."""
     reason: str = ""
     """Why it is a fork."""
+
+    @property
+    def ids(self) -> list[int]:
+        """All of its tokens."""
+        return self.rendered.ids
 
 
 class GatewaySession:
@@ -132,9 +136,8 @@ class GatewaySession:
             raise Overrun
 
     async def _prepare(self, messages: Sequence[Message]) -> None:
-        media = [medium for message in messages for medium in message.media]
-        if media and isinstance(self._renderer, PreparesMedia):
-            await bounded(self._renderer.prepare(media), self._time.left)
+        if any(message.media for message in messages):  # most have none: no task for them
+            await bounded(prepare_media(self._renderer, messages), self._time.left)
 
     async def count(self, request: ChatRequest) -> int:
         """Return how many tokens a request has as a prompt of its own.
@@ -186,10 +189,11 @@ class GatewaySession:
             )
             if rendered.fork is None:
                 start = len(best.ids)
-                media = [*best.media, *((at + start, n, m) for at, n, m in rendered.media)]
-                return _Prompt([*best.ids, *rendered.ids], media, best)
-            return _whole(rendered, rendered.fork)
-        return _whole(self._renderer.start(messages, request.tools), self._reason(request))
+                media = (*best.media, *((at + start, n, m) for at, n, m in rendered.media))
+                return _Prompt(Rendered([*best.ids, *rendered.ids], media), best)
+            return _Prompt(rendered, reason=rendered.fork)
+        whole = self._renderer.start(messages, request.tools)
+        return _Prompt(whole, reason=self._reason(request))
 
     def _reason(self, request: ChatRequest) -> str:
         messages = request.messages
@@ -224,7 +228,7 @@ class GatewaySession:
             return_routes=self._options.return_routes,
             on_abort="resume",
             max_resumes=limits.max_resumes,
-            media=tuple(medium for _, _, medium in prompt.media),
+            media=tuple(medium for _, _, medium in prompt.rendered.media),
         )
         await sample_turn(sampled, plan, self._ask)
         return sampled
@@ -241,27 +245,23 @@ class GatewaySession:
         self._require_room()
         message = self._read(prompt, request, sampled)
         shared = self._go_to(prompt)
-        rest = Rendered(prompt.ids, tuple(prompt.media)).after(shared)
+        rest = prompt.rendered.after(shared)
         self.episode.add_prompt(rest.ids, rest.media)
         self.episode.add_sampled(
             sampled.ids, sampled.logprobs, sampled.versions, sampled.finish_reason, message
         )
         for start, routes in sampled.routes:
             self.episode.add_routes(start, routes)
-        known = 0 if prompt.after is None else len(prompt.after.messages)
-        self.episode.messages.extend([*request.messages[known:], message])
-        before = (
-            request.messages
-            if prompt.after is None
-            else [*prompt.after.messages, *request.messages[known:]]
-        )
+        before = [] if prompt.after is None else prompt.after.messages
+        new = [*request.messages[len(before) :], message]
+        self.episode.messages.extend(new)
         answer = Answer(message, list(sampled.ids), list(sampled.logprobs))
         self._conversations.append(
             _Conversation(
                 segment=len(self.episode.segments) - 1,
                 ids=[*prompt.ids, *sampled.ids],
-                media=prompt.media,
-                messages=[*before, message],
+                media=prompt.rendered.media,
+                messages=[*before, *new],
                 answer=answer,
                 answer_id=request.answer_id,
                 tools=request.tools,
@@ -281,7 +281,10 @@ class GatewaySession:
         if after is not None:
             episode.fork(len(after.ids), "back to an earlier conversation", parent=after.segment)
             return len(after.ids)
-        shared, parent = max((_shared(prompt, each), each.segment) for each in self._conversations)
+        shared, parent = max(
+            (prompt.rendered.shared_with(each.ids, each.media), each.segment)
+            for each in self._conversations
+        )
         episode.fork(shared, prompt.reason, parent=parent)
         return shared
 
@@ -303,20 +306,3 @@ class GatewaySession:
             usage=Usage(len(prompt.ids), len(sampled.ids), left),
             finish_reason=sampled.finish_reason,
         )
-
-
-def _whole(rendered: Rendered, reason: str) -> _Prompt:
-    return _Prompt(rendered.ids, list(rendered.media), None, reason)
-
-
-def _shared(prompt: _Prompt, known: _Conversation) -> int:
-    """Return how many first tokens two sequences share, media compared and none cut in two."""
-    pairs = zip(prompt.ids, known.ids, strict=False)
-    count = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
-    shared = min(len(prompt.ids), len(known.ids)) if count is None else count
-    own = {start: medium for start, _, medium in known.media}
-    for start, many, medium in prompt.media:
-        if start < shared and (shared < start + many or own.get(start) != medium):
-            shared = start
-    spans = ((start, many) for start, many, _ in known.media)
-    return min([shared, *(at for at, many in spans if at < shared < at + many)])

@@ -15,8 +15,8 @@ from relax_agent.media.audio import decode_audio
 from relax_agent.media.clock import in_thread
 from relax_agent.media.encode import encode_mp4, encode_png, encode_wav
 from relax_agent.media.image import decode_image
-from relax_agent.media.kinds import KINDS, Kind, count_kinds, kind_of, mime_of
-from relax_agent.media.load import MAX_BYTES, Media, check_media, load_media
+from relax_agent.media.kinds import KINDS, Kind, Media, count_kinds, digest_of, kind_of, mime_of
+from relax_agent.media.load import MAX_BYTES, check_media, load_media
 from relax_agent.media.threaded import (
     decode_audio_async,
     decode_image_async,
@@ -38,6 +38,7 @@ __all__ = [
     "decode_image_async",
     "decode_video",
     "decode_video_async",
+    "digest_of",
     "encode_mp4",
     "encode_png",
     "encode_wav",

@@ -7,18 +7,20 @@ goes by. The same container may hold sound or a moving picture (MP4, WebM, Matro
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 from relax_agent.errors import MediaError
 from relax_agent.messages import Audio, Image, Part, Text, Video
 
+Media: TypeAlias = Image | Audio | Video
 Kind: TypeAlias = Literal["image", "audio", "video"]
 KINDS: tuple[Kind, Kind, Kind] = ("image", "audio", "video")
 HEAD_BYTES = 64
 """As many first bytes as the type of a file shows in."""
 
-MEDIA_CLASSES: dict[Kind, type[Image] | type[Audio] | type[Video]] = {
+MEDIA_CLASSES: dict[Kind, type[Media]] = {
     "image": Image,
     "audio": Audio,
     "video": Video,
@@ -132,6 +134,10 @@ def reason(error: BaseException) -> str:
     return " ".join(words.split()) or type(error).__name__
 
 
+@overload
+def kind_of(part: Media) -> Kind: ...
+@overload
+def kind_of(part: Part) -> Literal["text", "image", "audio", "video"]: ...
 def kind_of(part: Part) -> Literal["text", "image", "audio", "video"]:
     """Return the kind of a content part."""
     if isinstance(part, Text):
@@ -140,6 +146,11 @@ def kind_of(part: Part) -> Literal["text", "image", "audio", "video"]:
         if isinstance(part, cls):
             return kind
     raise TypeError(f"{type(part).__name__} is no content part")
+
+
+def digest_of(medium: Media) -> str:
+    """Return the SHA-256 of a medium's encoded bytes, in hex."""
+    return hashlib.sha256(medium.data).hexdigest()
 
 
 def count_kinds(content: Iterable[Part]) -> dict[str, int]:

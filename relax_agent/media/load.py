@@ -17,14 +17,12 @@ import sys
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from relax_agent.errors import MediaError
 from relax_agent.media.encode import encode_png, encode_wav
-from relax_agent.media.kinds import HEAD_BYTES, MEDIA_CLASSES, Kind, reason, require_mime
+from relax_agent.media.kinds import HEAD_BYTES, MEDIA_CLASSES, Kind, Media, reason, require_mime
 from relax_agent.messages import Audio, Image, Video
-
-Media: TypeAlias = Image | Audio | Video
 
 MAX_BYTES: dict[Kind, int] = {"image": 64 * 2**20, "audio": 256 * 2**20, "video": 1024 * 2**20}
 """What an encoded file may have by default."""

@@ -26,7 +26,7 @@ from relax_agent.rendering.parsers import (
     fold,
     tool_parser,
 )
-from relax_agent.rendering.rendered import Medium, Rendered, Renderer, normalise_tools
+from relax_agent.rendering.rendered import Placed, Rendered, Renderer, normalise_tools
 from relax_agent.rendering.settings import RendererSettings
 from relax_agent.rendering.streaming import OutputStream
 from relax_agent.rendering.template import TemplateRenderer
@@ -34,7 +34,7 @@ from relax_agent.rendering.template import TemplateRenderer
 __all__ = [
     "ChatTemplate",
     "PackageRenderer",
-    "Medium",
+    "Placed",
     "OutputStream",
     "Rendered",
     "Renderer",

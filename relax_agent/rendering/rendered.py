@@ -6,18 +6,22 @@ it answer with a whole prompt and the reason for it; the token log then forks.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from relax_agent.errors import RenderError
-from relax_agent.messages import AssistantMessage, Audio, Image, Message, Video
+from relax_agent.media import Media
+from relax_agent.messages import AssistantMessage, Message
 
 if TYPE_CHECKING:
     from relax_agent.rendering.streaming import OutputStream
 
-Medium: TypeAlias = Image | Audio | Video
+
+Placed: TypeAlias = tuple[int, int, Media]
+"""A medium among ids: where its placeholders begin, how many there are, and it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,7 @@ class Rendered:
     """Ids that nobody sampled, and the media whose placeholders are among them."""
 
     ids: list[int]
-    media: tuple[tuple[int, int, Medium], ...] = ()
-    """For each medium: where its placeholders begin within ``ids``, how many there are, and it."""
+    media: tuple[Placed, ...] = ()
     fork: str | None = None
     """Why these ids are a whole new prompt; None if they are to be appended."""
 
@@ -35,6 +38,25 @@ class Rendered:
         kept = (each for each in self.media if each[0] >= start)
         media = tuple((at - start, count, medium) for at, count, medium in kept)
         return Rendered(self.ids[start:], media, self.fork)
+
+    def shared_with(self, ids: Sequence[int], media: Sequence[Placed]) -> int:
+        """Return how many first tokens are those of another sequence, its media compared too.
+
+        Never a part of a medium, on either side, and nothing behind a medium that is another one
+        with equal tokens.
+
+        Args:
+            ids: The other sequence.
+            media: Where its media are.
+        """
+        pairs = zip(self.ids, ids, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        known = {start: medium for start, _, medium in media}
+        for start, count, medium in self.media:
+            if start < shared and (shared < start + count or known.get(start) != medium):
+                shared = start
+        cut = (start for start, count, _ in media if start < shared < start + count)
+        return min([shared, *cut])
 
 
 class Renderer(Protocol):

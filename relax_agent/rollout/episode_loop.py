@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +33,7 @@ from relax_agent.errors import EngineError, PromptTooLong, RenderError, ToolErro
 from relax_agent.media import Media
 from relax_agent.messages import AssistantMessage, Message, Rewrite, Usage
 from relax_agent.rendering import Rendered, Renderer, truncate_messages
-from relax_agent.rendering.media import PreparesMedia
+from relax_agent.rendering.media import prepare_media
 from relax_agent.rollout.expert import ExpertSource
 from relax_agent.rollout.limits import (
     GRACE_S,
@@ -285,15 +284,9 @@ class _Loop:
 
     def _fork(self, rendered: Rendered, reason: str) -> None:
         """Go on in a new segment from where the new prompt leaves the old one."""
-        pairs = zip(self._prompt, rendered.ids, strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         spans = self._episode.media_spans()
-        known = {span.start: self._episode.media[span.digest] for span in spans}
-        for start, count, medium in rendered.media:
-            # Never through a medium's placeholders, nor past another medium behind equal ones.
-            if start < shared and (shared < start + count or known.get(start) != medium):
-                shared = start
-        shared = min([shared, *(s.start for s in spans if s.start < shared < s.start + s.count)])
+        known = [(span.start, span.count, self._episode.media[span.digest]) for span in spans]
+        shared = rendered.shared_with(self._prompt, known)
         self._episode.fork(shared, reason)
         self._prompt = self._prompt[:shared]
         self._media = self._media[: sum(span.start < shared for span in spans)]
@@ -310,9 +303,8 @@ class _Loop:
 
     async def _prepare(self, messages: Sequence[Message]) -> None:
         """Have media decoded off the event loop before they are rendered."""
-        media = [medium for message in messages for medium in message.media]
-        if media and isinstance(self._renderer, PreparesMedia):
-            await bounded(self._renderer.prepare(media), self._time.left)
+        if any(message.media for message in messages):  # most have none: no task for them
+            await bounded(prepare_media(self._renderer, messages), self._time.left)
 
     # -- the policy --------------------------------------------------------------------------
 

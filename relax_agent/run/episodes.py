@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from relax_agent.episode import Episode, Group, digest_of
+from relax_agent.episode import Episode, Group
 from relax_agent.errors import StorageError, one_line
 from relax_agent.files import append_to_file, replace_file
+from relax_agent.media import digest_of
+from relax_agent.messages import from_record
 from relax_agent.monitor.metrics import to_line
 
 
@@ -112,10 +114,8 @@ def _rebuilt(data: dict[str, Any], where: str) -> Episode:
             for index, columns in enumerate(data["columns"])
             for name, kind in _COLUMNS.items()
         }
-        media = Episode.load({**data, "metrics": metrics, "segments": [], "media": {}}, {})
-        for message in media.messages:
-            for medium in message.media:
-                arrays[f"media.{digest_of(medium)}"] = np.frombuffer(medium.data, np.uint8)
+        if data["media"]:
+            arrays |= _media_of(data["messages"])
         episode = Episode.load({**data, "metrics": metrics}, arrays)
         episode.validate()
     except StorageError:
@@ -124,6 +124,12 @@ def _rebuilt(data: dict[str, Any], where: str) -> Episode:
         reason = one_line(error)
         raise StorageError(f"{where}: not an episode of a run: {reason}") from None
     return episode
+
+
+def _media_of(messages: list[dict[str, Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the media that messages hold, under the names that an episode gives them."""
+    media = [medium for item in messages for medium in from_record(item).media]
+    return {f"media.{digest_of(each)}": np.frombuffer(each.data, np.uint8) for each in media}
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -16,7 +16,7 @@ embedded engine and the trainer alike, so their counts cannot differ. It needs N
 from relax_agent.rendering.media.config import MediaConfig, MediaFamily, read_media_config
 from relax_agent.rendering.media.layout import Layout, PlacedMedium, find_media, positions_of
 from relax_agent.rendering.media.processor import MediaProcessor
-from relax_agent.rendering.media.renderer import MediaRenderer, PreparesMedia
+from relax_agent.rendering.media.renderer import MediaRenderer, PreparesMedia, prepare_media
 
 __all__ = [
     "Layout",
@@ -28,5 +28,6 @@ __all__ = [
     "PreparesMedia",
     "find_media",
     "positions_of",
+    "prepare_media",
     "read_media_config",
 ]

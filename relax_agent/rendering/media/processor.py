@@ -8,7 +8,6 @@ is bounded in bytes, whatever the number of media that pass by.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relax_agent.errors import MediaError
-from relax_agent.media import Kind, Media, decode_image, in_thread
+from relax_agent.media import Kind, Media, decode_image, digest_of, in_thread, kind_of
 from relax_agent.messages import Audio, Image, Video
 from relax_agent.rendering.media import film, sound, vision
 from relax_agent.rendering.media.config import MediaConfig, read_media_config
@@ -222,18 +221,6 @@ class BoundedCache(Generic[_T]):
                 _, oldest = self._kept.popitem(last=False)
                 self.bytes -= self._size(oldest)
         return made
-
-
-def digest_of(medium: Media) -> str:
-    """Return the SHA-256 of a medium's encoded bytes, in hex."""
-    return hashlib.sha256(medium.data).hexdigest()
-
-
-def kind_of(medium: Media) -> Kind:
-    """Return a medium's kind."""
-    if isinstance(medium, Image):
-        return "image"
-    return "audio" if isinstance(medium, Audio) else "video"
 
 
 def _stamps(times: Sequence[float], temporal: int) -> list[str]:

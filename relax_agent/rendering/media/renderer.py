@@ -16,13 +16,11 @@ from itertools import groupby
 from typing import Any, Protocol, runtime_checkable
 
 from relax_agent.errors import ConfigError, MediaError, RenderError
-from relax_agent.media import Media
+from relax_agent.media import Media, kind_of
 from relax_agent.messages import AssistantMessage, Message, Text, ToolCall, assistant, user
-from relax_agent.rendering.media.processor import MediaProcessor, kind_of
-from relax_agent.rendering.rendered import Rendered, Renderer
+from relax_agent.rendering.media.processor import MediaProcessor
+from relax_agent.rendering.rendered import Placed, Rendered, Renderer
 from relax_agent.rendering.streaming import OutputStream
-
-_Placed = tuple[int, int, Media]
 
 
 @runtime_checkable
@@ -32,6 +30,17 @@ class PreparesMedia(Protocol):
     async def prepare(self, media: Sequence[Media]) -> None:
         """Have the media at hand, so that rendering them does not block the event loop."""
         ...
+
+
+async def prepare_media(renderer: Renderer, messages: Sequence[Message]) -> None:
+    """Have the media of messages decoded off the event loop, where the renderer decodes any.
+
+    Raises:
+        RenderError: One cannot be read or is of a kind that the model does not take.
+    """
+    media = [medium for message in messages for medium in message.media]
+    if isinstance(renderer, PreparesMedia):
+        await renderer.prepare(media)
 
 
 class MediaRenderer:
@@ -140,7 +149,7 @@ class MediaRenderer:
         if not media and pads.isdisjoint(rendered.ids):
             return rendered
         ids: list[int] = []
-        placed: list[_Placed] = []
+        placed: list[Placed] = []
         left = iter(media)
         for token in rendered.ids:
             if token not in pads:
