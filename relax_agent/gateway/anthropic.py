@@ -8,7 +8,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from relax_agent.gateway.dialect import BadRequest, Call, max_tokens, readable, reasons
+from relax_agent.gateway.dialect import (
+    BadRequest,
+    Call,
+    max_tokens,
+    readable,
+    reasons,
+    require_free_choice,
+)
 from relax_agent.gateway.session import Answer, ChatRequest
 from relax_agent.messages import (
     AssistantMessage,
@@ -133,12 +140,7 @@ def _text(block: Mapping[str, Any], where: str) -> Text:
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     tools, choice = body.get("tools") or [], body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if tools and kind not in (None, "auto", "none"):
-        raise BadRequest(
-            "tool_choice can only be auto or none: a policy cannot be forced to call a tool"
-            " without changing what it samples from",
-            "tool_choice",
-        )
+    require_free_choice(tools, kind)
     if not isinstance(tools, list):
         raise BadRequest("tools must be a list", "tools")
     return [] if kind == "none" else [_tool(each, number) for number, each in enumerate(tools)]

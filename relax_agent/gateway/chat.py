@@ -7,7 +7,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from relax_agent.gateway.dialect import BadRequest, Call, max_tokens, readable, reasons
+from relax_agent.gateway.dialect import ALIVE as ALIVE
+from relax_agent.gateway.dialect import (
+    BadRequest,
+    Call,
+    max_tokens,
+    readable,
+    require_free_choice,
+)
+from relax_agent.gateway.dialect import error_body as error_body
 from relax_agent.gateway.session import Answer, ChatRequest
 from relax_agent.messages import AssistantMessage, Message, from_openai
 
@@ -55,13 +63,7 @@ def _refuse(body: Mapping[str, Any]) -> None:
     wanted = body.get("response_format")
     if isinstance(wanted, dict) and wanted.get("type", "text") != "text":
         raise BadRequest("only response_format text can be answered", "response_format")
-    choice = body.get("tool_choice")
-    if body.get("tools") and choice not in (None, "auto", "none"):
-        raise BadRequest(
-            "tool_choice can only be auto or none: a policy cannot be forced to call a tool"
-            " without changing what it samples from",
-            "tool_choice",
-        )
+    require_free_choice(body.get("tools"), body.get("tool_choice"))
 
 
 def _messages(body: Mapping[str, Any]) -> list[Message]:
@@ -120,11 +122,6 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 PATH, PREFIX = "/v1/chat/completions", "chatcmpl-"
 
 
-def error_body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
-    """Return an error in OpenAI's shape."""
-    return {"error": {"message": message, "type": reasons(status), "code": code, "param": param}}
-
-
 def body_of(call: Call, answer: Answer, completion: str) -> dict[str, Any]:
     """Return the answer as one object."""
     message = _said(answer.message)
@@ -162,10 +159,6 @@ def events(call: Call, answer: Answer, completion: str) -> Iterator[bytes]:
     for chunk in _chunks(call, answer, completion):
         yield f"data: {json.dumps(chunk)}\n\n".encode()
     yield b"data: [DONE]\n\n"
-
-
-ALIVE = b": sampling\n\n"
-"""What a stream that waits for its answer sends now and then."""
 
 
 def error_event(body: dict[str, Any]) -> bytes:

@@ -96,3 +96,28 @@ def max_tokens(body: Mapping[str, Any], *names: str) -> int | None:
             raise BadRequest(f"{name} must be a whole number ≥ 1", name)
         return value
     return None
+
+
+def require_free_choice(tools: Any, choice: Any) -> None:
+    """Refuse to force a call, where there are tools.
+
+    Raises:
+        BadRequest: ``choice`` is none of ``auto``, ``none`` and nothing.
+    """
+    if tools and choice not in (None, "auto", "none"):
+        raise BadRequest(
+            "tool_choice can only be auto or none: a policy cannot be forced to call a tool"
+            " without changing what it samples from",
+            "tool_choice",
+        )
+
+
+# -- what OpenAI's two dialects share --------------------------------------------------------------
+
+ALIVE = b": sampling\n\n"
+"""What a stream that waits for its answer sends now and then."""
+
+
+def error_body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    return {"error": {"message": message, "type": reasons(status), "code": code, "param": param}}

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from relax_agent.gateway.dialect import BadRequest, Call, max_tokens, readable, reasons
+from relax_agent.gateway.dialect import ALIVE as ALIVE
+from relax_agent.gateway.dialect import (
+    BadRequest,
+    Call,
+    max_tokens,
+    readable,
+    require_free_choice,
+)
+from relax_agent.gateway.dialect import error_body as error_body
 from relax_agent.gateway.session import Answer, ChatRequest
 from relax_agent.messages import (
     AssistantMessage,
@@ -65,12 +73,7 @@ def _refuse(body: Mapping[str, Any]) -> None:
     wanted = wanted.get("format") if isinstance(wanted, dict) else None
     if isinstance(wanted, dict) and wanted.get("type", "text") != "text":
         raise BadRequest("only a text.format of type text can be answered", "text")
-    if body.get("tools") and body.get("tool_choice") not in (None, "auto", "none"):
-        raise BadRequest(
-            "tool_choice can only be auto or none: a policy cannot be forced to call a tool"
-            " without changing what it samples from",
-            "tool_choice",
-        )
+    require_free_choice(body.get("tools"), body.get("tool_choice"))
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise BadRequest(f"{name} cannot be answered here: send the input itself", name)
@@ -234,19 +237,10 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield done, {"item": item}
 
 
-def error_body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
-    """Return an error in OpenAI's shape."""
-    return {"error": {"message": message, "type": reasons(status), "code": code, "param": param}}
-
-
 def error_event(body: dict[str, Any]) -> bytes:
     """Return an error in the midst of a stream."""
     data = {"type": "error", "sequence_number": 0, **body["error"], **body}
     return f"event: error\ndata: {json.dumps(data)}\n\n".encode()
-
-
-ALIVE = b": sampling\n\n"
-"""What a stream that waits for its answer sends now and then."""
 
 
 def _head(call: Call, completion: str, status: str) -> dict[str, Any]:

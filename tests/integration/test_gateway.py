@@ -7,6 +7,7 @@ import json
 import httpx
 import openai
 import pytest
+from gateway_support import open_episode, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_support import FakeRenderer, ids_of
@@ -20,7 +21,7 @@ from relax_agent.gateway.chat import read
 from relax_agent.gateway.dialect import BadRequest, Call
 from relax_agent.gateway.history import same
 from relax_agent.messages import ToolCall, assistant, user
-from relax_agent.rollout.episode_loop import EpisodeLimits, EpisodeOptions
+from relax_agent.rollout.episode_loop import EpisodeOptions
 
 ADD = {
     "type": "function",
@@ -42,23 +43,14 @@ class Thinks(FakeRenderer):
         return assistant(message.text, tool_calls=message.tool_calls, reasoning=thought or None)
 
 
-def said(*texts):
-    return ScriptedEngine([Reply(ids_of(text)) for text in texts])
-
-
 @contextlib.asynccontextmanager
 async def program(engine, **limits):
     """A client of the official SDK with a key of its own; yields it and its episode."""
-    gateway, episode = Gateway(), Episode("env", "t", "g", 0)
-    options = EpisodeOptions(
-        SamplingParams(64),
-        EpisodeLimits(**{"max_context": 4096, "max_tokens_per_turn": 64} | limits),
-    )
-    async with gateway.serve() as url, asyncio.timeout(30):
-        key = gateway.start(episode, engine, Thinks(), options)
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=2) as client:
-            yield client, episode
-        assert gateway.close(key) is episode
+    async with (
+        open_episode(engine, Thinks(), **limits) as (url, key, episode),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=2) as client,
+    ):
+        yield client, episode
 
 
 def ask(client, messages, **more):

@@ -6,19 +6,14 @@ import contextlib
 
 import anthropic
 import pytest
+from gateway_support import open_episode, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_support import FakeRenderer, ids_of
+from rollout_support import ids_of
 
-from relax_agent.engines.protocol import SamplingParams
-from relax_agent.engines.script import Reply
-from relax_agent.engines.scripted import ScriptedEngine
-from relax_agent.episode import Episode
-from relax_agent.gateway import Gateway
 from relax_agent.gateway.anthropic import read
 from relax_agent.gateway.dialect import BadRequest, Call
 from relax_agent.messages import Image
-from relax_agent.rollout.episode_loop import EpisodeLimits, EpisodeOptions
 
 ADD = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}
 
@@ -26,14 +21,11 @@ ADD = {"name": "add", "description": "Add.", "input_schema": {"type": "object", 
 @contextlib.asynccontextmanager
 async def program(*texts, **limits):
     """A client of the official SDK with a key of its own; yields it and its episode."""
-    gateway, episode = Gateway(), Episode("env", "t", "g", 0)
-    engine = ScriptedEngine([Reply(ids_of(text)) for text in texts])
-    bounds = EpisodeLimits(**{"max_context": 4096, "max_tokens_per_turn": 64} | limits)
-    async with gateway.serve() as url, asyncio.timeout(30):
-        options = EpisodeOptions(SamplingParams(64), bounds)
-        key = gateway.start(episode, engine, FakeRenderer(), options)
-        async with anthropic.AsyncAnthropic(base_url=url, api_key=key) as client:
-            yield client, episode
+    async with (
+        open_episode(said(*texts), **limits) as (url, key, episode),
+        anthropic.AsyncAnthropic(base_url=url, api_key=key) as client,
+    ):
+        yield client, episode
 
 
 def ask(client, messages, **more):

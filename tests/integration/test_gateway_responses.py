@@ -6,18 +6,12 @@ import json
 
 import openai
 import pytest
+from gateway_support import open_episode, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout_support import FakeRenderer, ids_of
 
-from relax_agent.engines.protocol import SamplingParams
-from relax_agent.engines.script import Reply
-from relax_agent.engines.scripted import ScriptedEngine
-from relax_agent.episode import Episode
-from relax_agent.gateway import Gateway
 from relax_agent.gateway.dialect import BadRequest, Call
 from relax_agent.gateway.responses import read
-from relax_agent.rollout.episode_loop import EpisodeLimits, EpisodeOptions
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
 
@@ -25,22 +19,19 @@ ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "prop
 @contextlib.asynccontextmanager
 async def program(*texts):
     """A client of the official SDK with a key of its own; yields it and its episode."""
-    gateway, episode = Gateway(), Episode("env", "t", "g", 0)
-    engine = ScriptedEngine([Reply(ids_of(text)) for text in texts])
-    limits = EpisodeLimits(max_context=4096, max_tokens_per_turn=64)
-    async with gateway.serve() as url, asyncio.timeout(30):
-        options = EpisodeOptions(SamplingParams(64), limits)
-        key = gateway.start(episode, engine, FakeRenderer(), options)
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key) as client:
-            yield client, episode
+    async with (
+        open_episode(said(*texts)) as (url, key, episode),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key) as client,
+    ):
+        yield client, episode
 
 
-def check(episode, said):
+def check(episode, texts):
     episode.validate()
     assert len(episode.segments) == 1
     (row,) = episode.rows()
     sampled = "".join(chr(t) for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m)
-    assert sampled == "".join(f"{text}\0" for text in said)
+    assert sampled == "".join(f"{text}\0" for text in texts)
 
 
 def test_a_streamed_tool_call_and_its_answer_are_one_unbroken_log():
