@@ -54,6 +54,19 @@ def ratio(over: list[float], under: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(over, under, strict=True)), 3)
 
 
+def run_parts(doc: str, parts: Mapping[str, Callable[[bool], Result]]) -> None:
+    """Run the parts that the command line names, and print what they found as JSON."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--only", nargs="+", choices=parts, default=list(parts))
+    arguments = parser.parse_args()
+    results: Result = {}
+    for name in arguments.only:
+        print(name)
+        results |= parts[name](arguments.quick)
+    print(json.dumps(results))
+
+
 def stepping(quick: bool) -> Result:
     """Measure what ``make`` costs."""
     fast, hops = (20_000, 2_000) if quick else (200_000, 20_000)
@@ -158,18 +171,5 @@ PARTS: dict[str, Callable[[bool], Result]] = {
 }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer steps and rounds")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    arguments = parser.parse_args()
-    results: Result = {}
-    for name in arguments.only:
-        print(name)
-        results |= PARTS[name](arguments.quick)
-    print(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS)

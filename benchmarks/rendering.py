@@ -13,15 +13,11 @@ JSON.
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import importlib.util
-import json
 import statistics
 from collections.abc import Callable
 
-from benchmarks import rendering_turns
-from benchmarks.envs import Result, in_turns, ratio, show
+from benchmarks import rendering_log, rendering_loop, rendering_turns
+from benchmarks.envs import Result, in_turns, ratio, run_parts, show
 
 PACKAGE, TEMPLATE = "ours, format of renderers", "ours, chat template"
 RERENDER = "apply_chat_template each turn"
@@ -52,36 +48,12 @@ def turns(quick: bool) -> Result:
     }
 
 
-def _other(module: str) -> Callable[[bool], Result]:
-    def measured(quick: bool) -> Result:
-        if importlib.util.find_spec(f"benchmarks.{module}") is None:
-            print(f"  not measured: there is no benchmarks/{module}.py")
-            return {}
-        found: Result = importlib.import_module(f"benchmarks.{module}").measure(quick)
-        return found
-
-    return measured
-
-
 PARTS: dict[str, Callable[[bool], Result]] = {
     "turns": turns,
-    "log": _other("rendering_log"),
-    "loop": _other("rendering_loop"),
+    "log": rendering_log.measure,
+    "loop": rendering_loop.measure,
 }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    arguments = parser.parse_args()
-    results: Result = {}
-    for name in arguments.only:
-        print(name)
-        results |= PARTS[name](arguments.quick)
-    print(json.dumps(results))
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS)
